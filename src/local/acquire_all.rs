@@ -23,7 +23,7 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::{LockCall, check, report};
-use crate::local::names::Pauses;
+use crate::local::attempts::Attempts;
 use crate::local::release;
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
@@ -52,11 +52,10 @@ struct SetCall<'a> {
     asked: Vec<Group>,
     /// The locks for which the last request failed.
     unanswered: Option<Group>,
-    retry: RetryPolicy,
+    attempts: Attempts<'a>,
     /// After attempts in which locks have ended while the call asked for others: they may take
     /// longer to get than their leases last, however often it asks.
     too_short: RetryPolicy,
-    pauses: Pauses<'a>,
     looker: Cell<Option<u64>>,
     /// Whether the call has reported that a lock is held.
     contended: bool,
@@ -105,10 +104,11 @@ pub(crate) fn acquire_all(
         holds: vec![None; names.len()],
         asked: Vec::new(),
         unanswered: None,
-        retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
+        attempts: Attempts::new(shared, caller.times, wait, random())
+            .of_open_client()
+            .of_set(caller),
         too_short: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         looker: Cell::new(None),
-        pauses: Pauses::of_set(&shared.names, caller),
         contended: false,
     };
     let outcome = call.acquire();
@@ -145,7 +145,7 @@ impl SetCall<'_> {
         let mut drained = false;
         let mut tried = vec![false; names.len()];
         loop {
-            self.pauses.check(&names[0])?;
+            self.attempts.check(&names[0])?;
             let begun = clock::now();
             let has_waited = self.holds.iter().any(Option::is_some);
             let held = match self.attempt() {
@@ -185,7 +185,7 @@ impl SetCall<'_> {
             {
                 // Two calls that were in each other's way should not meet again.
                 let _waiting = Counted::begin(&shared.counters.waiting);
-                self.pauses.sleep(pause, name)?;
+                self.attempts.sleep(pause, name)?;
             }
             // A call that does not wait tries once for each held lock, because it may only be kept.
             let is_over =
@@ -325,7 +325,7 @@ impl SetCall<'_> {
         let cause = lost.loss(Moment::now()).cause;
         let was_over = matches!(cause, LossCause::Expired | LossCause::MaxHold);
         match self.too_short.pause_after(&mut failure, clock::now()) {
-            Some(pause) => self.pauses.sleep(pause, name).map(|()| true),
+            Some(pause) => self.attempts.sleep(pause, name).map(|()| true),
             None if !was_over && self.caller.wait != Wait::Endless => Ok(false),
             None => Err(failure.into_error("acquire", name)),
         }
@@ -341,12 +341,10 @@ impl SetCall<'_> {
             // A hold that a quorum has withdrawn must not be requested again.
             self.give_up_unanswered();
         }
-        let pause = self.retry.pause_after(&mut failure, clock::now());
-        shared.reporter.outages.record_failed_call(name, &failure, pause);
-        if pause.is_some_and(|pause| self.pauses.sleep(pause, name).is_ok()) {
+        if self.attempts.pause_after(&mut failure, name) {
             return Ok(());
         }
-        self.pauses.check(name).and(Err(failure.into_error("acquire", name)))
+        Err(self.attempts.to_error(failure, "acquire", name))
     }
 
     /// Asks no more for the holds for which the last request failed. They may exist.
@@ -364,7 +362,7 @@ impl SetCall<'_> {
         let Self { shared, caller, .. } = *self;
         let lease = caller.times.lease;
         let sent = Moment::now();
-        let deadline = self.retry.request_deadline(clock::now());
+        let deadline = self.attempts.request_deadline();
         let note = caller.note.as_deref();
         let registration = Registration::None;
         self.asked = groups;
@@ -378,7 +376,7 @@ impl SetCall<'_> {
             match reply.and_then(|reply| self.take(&group, &reply, sent)) {
                 Ok(held) => {
                     shared.reporter.record_reply(&group.holds[0].name);
-                    self.retry.record_reply();
+                    self.attempts.record_reply();
                     if matches!(outcome, Ok(None)) {
                         outcome = Ok(held);
                     }

@@ -17,14 +17,12 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::check;
+use crate::local::attempts::Attempts;
 use crate::local::hold_requests::verify;
-use crate::local::names::Pauses;
 use crate::local::shared::Shared;
-use crate::local::status::repeat_with;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
 use crate::protocol::name::HoldInput;
-use crate::protocol::retry::RetryPolicy;
 use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -254,9 +252,9 @@ fn request(
     name: &str,
     mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
 ) -> Result<HoldReply> {
-    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, caller.times, random());
-    let pauses = Pauses::of_wait(&shared.names, None);
-    repeat_with(shared, retry, &pauses, action, name, |deadline| match ask(deadline) {
+    // Its `check` has found the client open.
+    let attempts = Attempts::new(shared, caller.times, Wait::No, random()).of_open_client();
+    attempts.repeat(action, name, |deadline| match ask(deadline) {
         // Another program has replaced the lock with something else.
         Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),
         reply => reply,

@@ -9,15 +9,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::{self, Moment};
+use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
-use crate::local::names::Pauses;
+use crate::local::attempts::Attempts;
 use crate::local::shared::Shared;
 use crate::protocol::call::Wait;
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::name::HoldInput;
-use crate::protocol::retry::RetryPolicy;
 use crate::protocol::signals::WantedSignal;
 use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
@@ -43,13 +42,11 @@ pub(super) fn nest(
     };
     // The thread has the lock, so this waits for the server only, as `verify` does.
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
-    let pauses = Pauses::of_wait(&shared.names, canceller);
-    let name = &hold.id.name;
-    match set_depth(shared, &hold, depth, wait, &pauses) {
+    let attempts = attempts(shared, &hold, wait);
+    let mut attempts = attempts.of_open_client().cancelled_by(canceller);
+    match set_depth(shared, &hold, depth, &mut attempts) {
         Ok(()) => Ok(Level { hold, depth }),
-        Err(failure @ HoldFailure::Failed(_)) => {
-            pauses.check(name).and_then(|()| Err(hold.to_error(failure, "nest", Moment::now())))
-        }
+        Err(HoldFailure::Failed(failure)) => Err(attempts.to_error(failure, "nest", &hold.id.name)),
         Err(failure) => Err(match hold.to_error(failure, "nest", Moment::now()) {
             Error::Lost { name, cause, last_failure, .. } => {
                 Error::Lost { name, cause, last_failure, nested: true }
@@ -64,19 +61,16 @@ pub(super) fn set_depth(
     shared: &Shared,
     hold: &Arc<Hold>,
     depth: u32,
-    wait: Wait,
-    pauses: &Pauses<'_>,
+    attempts: &mut Attempts<'_>,
 ) -> Result<(), HoldFailure> {
     if !shared.is_valid(hold) {
         return Err(HoldFailure::of(hold));
     }
-    let mut retry = retry(shared, hold, wait);
     let mut outcome = Ok(());
     ask(
         shared,
         slice::from_ref(hold),
-        &mut retry,
-        pauses,
+        attempts,
         |hold| {
             let lease = if hold.renewed { Some(hold.next_lease(Moment::now())) } else { None };
             Change::SetDepth { depth, lease, durable: true }
@@ -88,7 +82,7 @@ pub(super) fn set_depth(
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
                 // The level has begun in Redis, but is refused, so it gets no guard.
-                restore_depth(shared, hold, retry.request_deadline(clock::now()));
+                restore_depth(shared, hold, attempts.request_deadline());
                 return Err(HoldFailure::Failed(failure));
             }
             // The level has ended nevertheless, but does not prolong the hold.
@@ -111,13 +105,11 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
 pub(super) type OnHoldReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
 
 /// Makes requests about holds through `send`, batched by server. Repeats failed ones, again in
-/// batches, while `retry` allows that and nothing ends the pauses. Calls `done` with the outcome of
-/// each.
+/// batches, while there are `attempts`. Calls `done` with the outcome of each.
 pub(super) fn ask(
     shared: &Shared,
     holds: &[Arc<Hold>],
-    retry: &mut RetryPolicy,
-    pauses: &Pauses<'_>,
+    attempts: &mut Attempts<'_>,
     change: impl Fn(&Hold) -> Change,
     mut send: impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>),
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
@@ -126,7 +118,7 @@ pub(super) fn ask(
     loop {
         // A lease counts from before its request: Redis may extend it at any time after that.
         let sent = Moment::now();
-        let deadline = retry.request_deadline(clock::now());
+        let deadline = attempts.request_deadline();
         let requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }
@@ -142,12 +134,12 @@ pub(super) fn ask(
             }
         });
         let Some((_, first)) = failed.first_mut() else { return };
-        let pause = retry.pause_after(first, clock::now());
+        let pause = attempts.next_pause(first);
         for (hold, failure) in &failed {
             shared.reporter.outages.record_failed_call(&hold.id.name, failure, pause);
         }
         let name = &failed[0].0.id.name;
-        if pause.is_none_or(|pause| pauses.sleep(pause, name).is_err()) {
+        if !attempts.pause(pause, name) {
             for (hold, failure) in failed {
                 done(&hold, Err(HoldFailure::Failed(failure)));
             }
@@ -222,14 +214,12 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
         return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
     }
-    let mut retry = retry(shared, first, Wait::No);
+    let mut attempts = attempts(shared, first, Wait::No);
     let mut result = Ok(());
-    let pauses = Pauses::of_request(&shared.names);
     ask(
         shared,
         holds,
-        &mut retry,
-        &pauses,
+        &mut attempts,
         |hold| {
             if renews {
                 Change::Renew { lease: hold.next_lease(Moment::now()) }
@@ -242,7 +232,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     );
     match result {
         Err(Error::Lost { .. }) | Ok(()) => result,
-        failed => pauses.check(&first.id.name).and(failed),
+        failed => attempts.check(&first.id.name).and(failed),
     }
 }
 
@@ -263,13 +253,10 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
     if is_own {
         shared.listening.start(&*shared.store);
     }
-    let mut retry = retry(shared, hold, Wait::No);
-    let pauses = Pauses::of_request(&shared.names);
     ask(
         shared,
         slice::from_ref(hold),
-        &mut retry,
-        &pauses,
+        &mut attempts(shared, hold, Wait::No),
         |_| Change::Watch { lease: None },
         ask_store(shared),
         |hold, outcome| {
@@ -281,10 +268,9 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
     signal
 }
 
-/// Returns the policy for repeating requests about a hold.
-pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
-    let times = shared.times_for(hold.lease());
-    RetryPolicy::new(wait, shared.config.retry_window, times, hold.id.seed())
+/// Returns the attempts of a call at requests about a hold.
+pub(super) fn attempts<'a>(shared: &'a Shared, hold: &Hold, wait: Wait) -> Attempts<'a> {
+    Attempts::new(shared, shared.times_for(hold.lease()), wait, hold.id.seed())
 }
 
 /// Adds the outcome for one hold to the result of a call about several: a loss takes precedence,

@@ -7,6 +7,7 @@
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
 pub(crate) mod adoption;
+mod attempts;
 pub(crate) mod deadlock;
 pub(crate) mod hold_requests;
 pub(crate) mod listener;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::base::canceller::Canceller;
-use crate::base::clock::{self, Moment, end_of};
+use crate::base::clock::{self, Moment};
 use crate::base::maps::RandomState;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait_while, wake_all};
 use crate::base::{fnv, shrink};
@@ -444,69 +443,6 @@ impl Drop for Untold {
     }
 }
 
-/// The pauses of one call between its requests. Each ends at once when the client is closed during
-/// the call, or the call is cancelled.
-pub(super) struct Pauses<'a> {
-    names: &'a Arc<Names>,
-    canceller: Option<&'a Canceller>,
-    /// The caller of a set of locks, which waits in no queue while it pauses.
-    caller: Option<&'a Caller>,
-    /// The guards of a closed client go on, with calls that pause as before.
-    was_closed: bool,
-}
-
-impl<'a> Pauses<'a> {
-    /// Returns the pauses of a call for a lock, which has found the client open.
-    pub(super) fn of_wait(names: &'a Arc<Names>, canceller: Option<&'a Canceller>) -> Self {
-        Self { names, canceller, caller: None, was_closed: false }
-    }
-
-    /// Like `of_wait`, for a call for several locks.
-    pub(super) fn of_set(names: &'a Arc<Names>, caller: &'a Caller) -> Self {
-        let canceller = caller.canceller.as_ref();
-        Self { caller: Some(caller), ..Self::of_wait(names, canceller) }
-    }
-
-    /// Returns the pauses of another call, which begins now.
-    pub(super) fn of_request(names: &'a Arc<Names>) -> Self {
-        let was_closed = names.check_open().is_err();
-        Self { names, canceller: None, caller: None, was_closed }
-    }
-
-    /// Sleeps for this time, unless the call ends before.
-    ///
-    /// # Errors
-    ///
-    /// The same as `check`.
-    pub(super) fn sleep(&self, time: Duration, name: &str) -> Result<()> {
-        let parker = Parker::of_thread();
-        let end = end_of(time);
-        let call = self.caller.map(|caller| SleepingCall {
-            kind: HoldKind::Lock,
-            name: name.into(),
-            caller: caller.clone(),
-        });
-        let _sleeper =
-            if self.was_closed { None } else { Some(self.names.add_sleeper(&parker, call)) };
-        let _watch = self.canceller.map(|canceller| parker.watch(canceller, name));
-        // Only now: a `close` or a cancellation before that has woken nothing.
-        self.check(name)?;
-        match parker.park(Some(end)) {
-            Some(Signal::Ended(error)) => Err(error),
-            _ => self.check(name),
-        }
-    }
-
-    /// Returns `Closed` if the client was closed during the call, and `Cancelled` if the call was
-    /// cancelled.
-    pub(super) fn check(&self, name: &str) -> Result<()> {
-        if !self.was_closed {
-            self.names.check_open()?;
-        }
-        self.canceller.map_or(Ok(()), |canceller| canceller.check(name))
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -816,39 +752,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_pause_lasts_until_close_at_most() {
-        let names = Arc::new(Names::default());
-        let (begin, time) = (Instant::now(), Duration::from_millis(20));
-        let pauses = Pauses::of_request(&names);
-        assert!(pauses.sleep(time, "x").is_ok() && begin.elapsed() >= time);
-        let ends_with_close = |sleep: &(dyn Fn() + Sync)| {
-            thread::scope(|scope| {
-                let sleeper = scope.spawn(sleep);
-                names.close();
-                sleeper.join().expect("no panic");
-            });
-        };
-        let sleep = || pauses.sleep(SOON * 6, "x");
-        ends_with_close(&|| assert!(matches!(sleep(), Err(Error::Closed))));
-        ends_with_close(&|| names.wait_to_listen(end_of(SOON * 6)));
-        assert!(begin.elapsed() < SOON * 6);
-        // What a guard asks for after that is asked as before.
-        let (begin, late) = (Instant::now(), Pauses::of_request(&names));
-        assert!(late.sleep(time, "x").is_ok() && begin.elapsed() >= time);
-    }
-
-    #[test]
-    fn a_pause_lasts_until_it_is_cancelled_at_most() {
-        let (names, canceller) = (Arc::new(Names::default()), Canceller::new());
+    fn no_call_waits_for_a_closed_client_to_listen() {
+        let names = Names::default();
         let begin = Instant::now();
-        let sleep = || Pauses::of_wait(&names, Some(&canceller)).sleep(SOON * 6, "x");
         thread::scope(|scope| {
-            let sleeper = scope.spawn(sleep);
-            canceller.cancel();
-            let ended = sleeper.join().expect("no panic");
-            assert!(matches!(ended, Err(Error::Cancelled { .. })));
+            let waiting = scope.spawn(|| names.wait_to_listen(end_of(SOON * 6)));
+            names.close();
+            waiting.join().expect("no panic");
         });
-        assert!(matches!(sleep(), Err(Error::Cancelled { .. })), "cancelled before");
         assert!(begin.elapsed() < SOON * 6);
     }
 }

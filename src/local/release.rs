@@ -14,8 +14,7 @@ use smallvec::SmallVec;
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::sync::receive;
 use crate::error::Result;
-use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
-use crate::local::names::Pauses;
+use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, attempts, set_depth};
 use crate::local::parker::perform_each;
 use crate::local::shared::{Shared, Unsent};
 use crate::protocol::call::{Caller, Wait};
@@ -60,14 +59,11 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
             }
         }
     }
-    let mut retry = retry(shared, first, Wait::No);
-    let pauses = Pauses::of_request(&shared.names);
     let unsent = Unsent::new(shared, &released);
     ask(
         shared,
         &released,
-        &mut retry,
-        &pauses,
+        &mut attempts(shared, first, Wait::No),
         |hold| shared.names.begin_release(hold),
         |open, requests, on_reply| {
             if awaited.holds.is_empty() {
@@ -120,8 +116,7 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth() - 1;
     // Whatever the reply is: the guard is gone.
     hold.set_depth(depth);
-    let pauses = Pauses::of_request(&shared.names);
-    let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
+    let outcome = set_depth(shared, hold, depth, &mut attempts(shared, hold, Wait::No));
     if let Err(HoldFailure::Failed(failure)) = &outcome {
         // The next request about the hold sets the depth anyway.
         shared.reporter.log_failed_level(hold, failure);

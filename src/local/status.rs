@@ -11,11 +11,10 @@ use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::base::random;
 use crate::error::{Error, Result};
-use crate::local::names::Pauses;
+use crate::local::attempts::Attempts;
 use crate::local::shared::Shared;
 use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
-use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
@@ -253,34 +252,7 @@ pub(super) fn repeat_briefly<T>(
     name: &str,
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
-    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, shared.times, random());
-    let pauses = Pauses::of_request(&shared.names);
-    repeat_with(shared, retry, &pauses, attempt, name, request)
-}
-
-/// Makes a request, and repeats it after failures while `retry` allows that and nothing ends the
-/// pauses.
-pub(super) fn repeat_with<T>(
-    shared: &Shared,
-    mut retry: RetryPolicy,
-    pauses: &Pauses<'_>,
-    attempt: &str,
-    name: &str,
-    mut request: impl FnMut(Instant) -> Result<T, Failure>,
-) -> Result<T> {
-    loop {
-        match request(retry.request_deadline(clock::now())) {
-            Ok(reply) => {
-                shared.reporter.record_reply(name);
-                return Ok(reply);
-            }
-            Err(mut failure) => {
-                let pause = retry.pause_after(&mut failure, clock::now());
-                shared.reporter.outages.record_failed_call(name, &failure, pause);
-                pauses.sleep(pause.ok_or_else(|| failure.into_error(attempt, name))?, name)?;
-            }
-        }
-    }
+    Attempts::new(shared, shared.times, Wait::No, random()).repeat(attempt, name, request)
 }
 
 /// Returns `true` if the calling thread has a hold of this lock that may be relied on.

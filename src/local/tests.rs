@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 
+use crate::base::canceller::Canceller;
 use crate::base::clock::{Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
@@ -25,6 +26,7 @@ use crate::base::spans::HoldSpan;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::Event;
+use crate::local::attempts::Attempts;
 use crate::local::hold_requests::{self, Level};
 use crate::local::listener::tests::Fake;
 use crate::local::parker::Parker;
@@ -708,4 +710,47 @@ fn a_held_lock_takes_little_memory() {
     // The span exists only with the feature `tracing`.
     let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
     assert_eq!((hold, size_of::<Tenure>(), size_of::<Name<Arc<Parker>>>()), (112, 72, 48));
+}
+
+/// Returns the attempts of a call of a scene's client that begins now.
+fn attempts(scene: &Scene) -> Attempts<'_> {
+    Attempts::new(&scene.shared, scene.shared.times, Wait::No, 1)
+}
+
+#[test]
+fn a_pause_lasts_until_close_at_most() {
+    let scene = Scene::new(LEASE);
+    let begin = Instant::now();
+    let time = Duration::from_millis(20);
+    let before = attempts(&scene);
+    assert!(before.sleep(time, "x").is_ok() && begin.elapsed() >= time);
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| before.sleep(LEASE * 100, "x"));
+        scene.shared.names.close();
+        let ended = sleeper.join().expect("no panic");
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    });
+    assert!(begin.elapsed() < LEASE * 100);
+    // What a guard asks for after that is asked as before.
+    let begin = Instant::now();
+    let after = attempts(&scene);
+    assert!(after.sleep(time, "x").is_ok() && begin.elapsed() >= time);
+    let ended = after.of_open_client().sleep(time, "x");
+    assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+}
+
+#[test]
+fn a_pause_lasts_until_it_is_cancelled_at_most() {
+    let scene = Scene::new(LEASE);
+    let canceller = Canceller::new();
+    let begin = Instant::now();
+    let sleep = || attempts(&scene).cancelled_by(Some(&canceller)).sleep(LEASE * 100, "x");
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(sleep);
+        canceller.cancel();
+        let ended = sleeper.join().expect("no panic");
+        assert!(matches!(ended, Err(Error::Cancelled { .. })), "{ended:?}");
+    });
+    assert!(matches!(sleep(), Err(Error::Cancelled { .. })), "cancelled before");
+    assert!(begin.elapsed() < LEASE * 100);
 }
