@@ -76,8 +76,8 @@ impl Reporter {
         }
     }
 
-    /// Gives the machine of a name an input about a hold, and performs what follows. Returns `false`
-    /// if the input came too late.
+    /// Gives the machine of a name an input about a hold, and performs what follows. Returns
+    /// `false` if the input came too late.
     pub(super) fn step(&self, hold: &Arc<Hold>, input: HoldInput<'_>) -> bool {
         let (is_in_time, actions) = self.begin_step(hold, input);
         self.perform_all(actions);

@@ -130,8 +130,8 @@ impl Shared {
         self.wake_first(hold.id.kind, &hold.id.name);
     }
 
-    /// Performs an action of the machine of a name, which is unlocked by now. The times and the wait
-    /// are those of the call that is under way: no request delays it for longer.
+    /// Performs an action of the machine of a name, which is unlocked by now. The times and the
+    /// wait are those of the call that is under way: no request delays it for longer.
     pub(super) fn perform(
         &self,
         name: &str,

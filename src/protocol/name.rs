@@ -1638,9 +1638,8 @@ impl<P: Clone> Name<P> {
         match &mut self.state {
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
             State::Waiting(talk) => {
-                let was_told = talk.hurry != Hurry::No;
-                talk.hurry = Hurry::MayBeFree;
-                if !was_told {
+                let before = mem::replace(&mut talk.hurry, Hurry::MayBeFree);
+                if before == Hurry::No {
                     step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
                 }
             }
@@ -1672,8 +1671,8 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Like [`NameInput::Woken`], if the first call is parked between two requests: returns the next
-    /// one, which may be sent before the thread is awake, and the port of the call.
+    /// Like [`NameInput::Woken`], if the first call is parked between two requests: returns the
+    /// next one, which may be sent before the thread is awake, and the port of the call.
     pub(crate) fn ask_ahead(&mut self, turn: &mut Turn<P>) -> Option<(P, Ask)> {
         let State::Waiting(talk) = &mut self.state else { return None };
         if talk.hurry != Hurry::No {
