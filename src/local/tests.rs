@@ -31,7 +31,7 @@ use crate::local::hold_requests::{self, Level};
 use crate::local::listener::tests::Fake;
 use crate::local::parker::Parker;
 use crate::local::shared::Shared;
-use crate::local::{acquire, release, status};
+use crate::local::{acquire, adoption, release, status};
 use crate::net::server::Pools;
 use crate::protocol::call::Wait;
 use crate::protocol::call::tests::caller;
@@ -87,6 +87,8 @@ struct Scripted {
     post_panics: Arc<AtomicBool>,
     /// Whether background jobs get no outcome.
     is_silent_to_jobs: Arc<AtomicBool>,
+    /// Whether the next request to leave the queue is lost; requests with outcomes are others.
+    loses_unregister: Arc<AtomicBool>,
     /// How the requests to acquire registered the client.
     registrations: Arc<Mutex<Vec<Registration>>>,
     /// The wake-ups for the listener, instead of those of the locks in memory.
@@ -173,6 +175,9 @@ impl Store for Scripted {
     ) {
         for (place, request) in requests.iter().enumerate() {
             let reply = match request.change {
+                Change::Unregister if self.loses_unregister.swap(false, Ordering::SeqCst) => {
+                    Err(Failure::late())
+                }
                 Change::Unregister => ask_one(&self.inner, *request),
                 _ => self.apply_outcome(|| ask_one(&self.inner, *request)),
             };
@@ -372,6 +377,15 @@ fn a_reply_after_the_lease_brings_no_hold() {
     let level = scene.lock();
     assert!(level.hold.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
     assert!(level.hold.may_begin);
+}
+
+#[test]
+fn an_adoption_that_is_answered_after_the_lease_brings_no_hold() {
+    let scene = Scene::new(LEASE);
+    let left = adoption::leave(&scene.shared, &scene.lock().hold, "detach").expect("it is held");
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+    let adopted = adoption::adopt(&scene.shared, &left);
+    assert!(matches!(adopted, Err(Error::Lost { .. })), "{adopted:?}");
 }
 
 #[test]

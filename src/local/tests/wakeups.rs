@@ -1,5 +1,6 @@
 //! Wake-ups from other clients, for a waiting thread.
 
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,16 @@ fn a_wake_up_has_the_thread_try_again() {
     let level = level.expect("a reply").expect("a lock");
     assert!(!level.hold.may_begin);
     assert!(waiting.scene.shared.is_held(&level.hold));
+}
+
+#[test]
+fn a_lost_request_to_leave_the_queue_is_repeated() {
+    let Waiting { scene, .. } = Waiting::new();
+    scene.store.loses_unregister.store(true, Ordering::SeqCst);
+    let left = scene.lock_with(Wait::Until(end_of(Duration::from_millis(50))));
+    assert!(left.expect("a reply").is_none());
+    let is_repeated = || scene.store.jobs.lock().contains(&Change::Unregister);
+    eventually(is_repeated);
 }
 
 #[test]

@@ -135,11 +135,13 @@ mod tests {
     use crate::config::Config;
     use crate::config::durability::Durability;
     use crate::net::server::ServerFactory;
+    use crate::net::wait::ReplyWait;
     use crate::store::Store;
     use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::quorum::Quorum;
     use crate::store::quorum::exclusive::SharedLinks;
     use crate::store::request::{Change, HoldRequest, PostedChange, Registration};
+    use crate::store::scripts::ScriptReply;
     use crate::store::tests::process::Server;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -190,6 +192,47 @@ mod tests {
         assert!(reported.try_recv().is_err(), "the release is on its way");
         store.drain(deadline);
         assert_eq!(reported.try_recv(), Ok(1));
+    }
+
+    /// Links whose connections have ended.
+    struct EndedLinks(Arc<QuorumServers>);
+
+    impl ExclusiveLinks for EndedLinks {
+        fn servers(&self) -> &Arc<QuorumServers> {
+            &self.0
+        }
+
+        fn is_connected(&self, _: usize) -> bool {
+            false
+        }
+
+        fn check(&self, server: usize, _: bool) -> Result<(), Failure> {
+            Err(self.0.each[server].unreachable())
+        }
+
+        fn write<T: ScriptReply>(&mut self, _: usize, _: &Arc<Ballot<T>>) {
+            unreachable!("no server is connected")
+        }
+
+        fn read(&mut self, _: Option<&mut ReplyWait<'_>>, _: Instant) -> bool {
+            false
+        }
+
+        fn drain(&mut self, _: Instant) {}
+    }
+
+    #[test]
+    fn a_hold_whose_token_could_not_be_confirmed_may_exist() {
+        let config = Config::default();
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let urls = [1, 2, 3].map(|port| format!("redis://127.0.0.1:{port}"));
+        let store = Quorum::new(servers.endpoints("urls", &urls).expect("good URLs"), &servers);
+        let (holds, registration) = (&[hold(1)], Registration::None);
+        let deadline = end_of(SOON);
+        let acquire =
+            Acquire { holds, lease: SOON, note: None, registration, echo: false, deadline };
+        let failure = confirm(&mut EndedLinks(store.servers.clone()), 7, acquire);
+        assert!(failure.expect_err("no reply").is_ambiguous());
     }
 
     #[test]
