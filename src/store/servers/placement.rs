@@ -348,6 +348,46 @@ mod tests {
         assert!(outcomes.len() == 2 && start.elapsed() < AGES, "no job is left: {outcomes:?}");
     }
 
+    /// A cluster of which only this node is known, at which no program listens.
+    fn cluster_of(seed: &str) -> (Placement, Arc<Topology>, Target) {
+        let config = Config { connect_timeout: SOON, ..Config::default() };
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let seeds = servers.endpoints("seeds", [seed]).expect("a good URL");
+        let topology = Arc::new(Topology::new(seeds, &servers));
+        topology.place(topology.slot("a"), 0);
+        let target = topology.owner(topology.slot("a")).expect("a node");
+        (Placement::Slots(topology.clone()), topology, target)
+    }
+
+    #[test]
+    fn a_reply_of_a_doubted_node_ends_the_doubt() {
+        let (placement, _, target) = cluster_of("redis://127.0.0.1:1");
+        target.node.doubt();
+        let reply = Ok(HoldReply::Done);
+        let next = placement.next("a", Scope::All, &mut Progress::default(), &reply, &target);
+        assert!(next.is_none() && !target.node.is_doubted());
+    }
+
+    #[test]
+    fn a_redirection_without_a_host_leads_to_another_port_of_the_same_one() {
+        let (placement, _, target) = cluster_of("redis://127.0.0.1:1");
+        let reply: Result<HoldReply, _> = Err(failure("MOVED 1 :2"));
+        let next = placement.next("a", Scope::All, &mut Progress::default(), &reply, &target);
+        assert_eq!(&**next.expect("another node").node.label(), "127.0.0.1:2");
+    }
+
+    #[test]
+    fn an_outage_of_one_node_passes_and_one_of_all_nodes_does_not() {
+        let (placement, topology, target) = cluster_of("redis://127.0.0.1:1");
+        let away = || {
+            let error = io::Error::other("no program listens");
+            Failure::io(FailureKind::Unreachable, target.node.label(), error)
+        };
+        assert_eq!(placement.classify(away()).kind, FailureKind::Transient);
+        topology.explore().expect_err("no node answers");
+        assert_eq!(placement.classify(away()).kind, FailureKind::Unreachable);
+    }
+
     fn failure(reply: &str) -> Failure {
         let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
         let redis::Value::ServerError(error) = reply else { panic!("an error reply") };

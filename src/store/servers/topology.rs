@@ -389,6 +389,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_node_that_has_not_answered_is_not_asked_on_another_thread() {
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = silent.local_addr().expect("an address").port();
+        let config = Config { connect_timeout: SOON * 12, ..Config::default() };
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let seeds = [format!("redis://127.0.0.1:{port}")];
+        let seeds = servers.endpoints("seeds", seeds).expect("a good URL");
+        let topology = Topology::new(seeds, &servers);
+        let (sender, replies) = unbounded();
+        topology.ask(&topology.seeds[0], &sender);
+        topology.ask(&topology.seeds[0], &sender);
+        assert!(matches!(replies.recv_deadline(end_of(SOON)), Ok(Err(_))), "it fails at once");
+    }
+
+    #[test]
+    fn a_node_that_was_not_named_for_a_minute_is_forgotten() {
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let seeds = servers.endpoints("seeds", ["redis://127.0.0.1:1"]).expect("a good URL");
+        let topology = Topology::new(seeds, &servers);
+        let old = topology.node_at("127.0.0.1", 2);
+        let label = old.label().clone();
+        *old.last_named.lock() -= KEPT;
+        topology.node_at("127.0.0.1", 3);
+        assert!(topology.nodes.lock().contains_key(&label), "it is in use");
+        drop(old);
+        topology.node_at("127.0.0.1", 4);
+        assert!(!topology.nodes.lock().contains_key(&label));
+        assert_eq!(topology.nodes.lock().len(), 3);
+    }
+
     /// Starts a cluster of one node.
     fn cluster() -> process::Server {
         let server = process::Server::start("redis-server", &["--cluster-enabled", "yes"]);
