@@ -34,7 +34,7 @@ impl<K> LockGuard<K> {
     pub fn name(&self) -> &str {
         match &self.held.holds {
             Holds::One(hold) => &hold.id.name,
-            Holds::Set { name, .. } => name,
+            Holds::Set(set) => &set.name,
         }
     }
 
@@ -242,9 +242,15 @@ pub(super) struct Held {
     released: bool,
 }
 
+/// Boxed for a set, because a program may have a million guards of single locks.
 enum Holds {
     One(Arc<Hold>),
-    Set { name: Arc<str>, holds: Vec<Arc<Hold>> },
+    Set(Box<Set>),
+}
+
+struct Set {
+    name: Arc<str>,
+    holds: Vec<Arc<Hold>>,
 }
 
 impl Held {
@@ -254,7 +260,7 @@ impl Held {
 
     pub(super) fn set(shared: &Arc<Shared>, name: &Arc<str>, holds: Vec<Arc<Hold>>) -> Self {
         shared.share_end_signal(&holds);
-        let holds = Holds::Set { name: name.clone(), holds };
+        let holds = Holds::Set(Box::new(Set { name: name.clone(), holds }));
         Self { shared: shared.clone(), holds, released: false }
     }
 
@@ -266,7 +272,7 @@ impl Held {
     pub(super) fn holds(&self) -> &[Arc<Hold>] {
         match &self.holds {
             Holds::One(hold) => slice::from_ref(hold),
-            Holds::Set { holds, .. } => holds,
+            Holds::Set(set) => &set.holds,
         }
     }
 
