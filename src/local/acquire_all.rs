@@ -25,7 +25,7 @@ use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::{LockCall, check, report};
 use crate::local::attempts::Attempts;
 use crate::local::release;
-use crate::local::shared::Shared;
+use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, reliable};
 use crate::protocol::retry::{Backoff, RetryPolicy};
@@ -264,7 +264,7 @@ impl SetCall<'_> {
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         // Locks that this client only keeps would hold up its own request.
         let ended: Vec<_> = names.iter().filter_map(|name| shared.names.end_kept(name)).collect();
-        shared.post_releases(&ended, Some(self.caller.write_by(clock::now())));
+        Releases::of(shared, ended).post(Some(self.caller.write_by(clock::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
             let mut group = Group { indexes: Vec::new(), holds: Vec::new(), in_doubt: false };
             for place in places {

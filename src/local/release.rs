@@ -4,19 +4,18 @@
 //! Decides whether a hold is handed off to a waiter or released in the store, and when the next
 //! waiter may try.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{mem, slice};
 
 use crossbeam_channel::unbounded;
-use smallvec::SmallVec;
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::sync::receive;
 use crate::error::Result;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, attempts, set_depth};
 use crate::local::parker::perform_each;
-use crate::local::shared::{Shared, Unsent};
+use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::name::{Action, HoldInput};
@@ -45,33 +44,25 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         return end_level(shared, first);
     }
     let mut result = Ok(());
-    let mut released = SmallVec::<[Arc<Hold>; 1]>::new();
-    let mut awaited = Awaited::new(shared);
+    let mut releases = Releases::new(shared);
     for hold in holds {
         match end_locally(shared, hold, hands_off) {
             Ending::GoesOn => {}
             Ending::Lost => finish(&mut result, hold, Err(HoldFailure::of(hold))),
-            Ending::Released { is_awaited } => {
-                released.push(hold.clone());
-                if is_awaited {
-                    awaited.holds.push(hold);
-                }
-            }
+            Ending::Released { is_awaited } => releases.add(hold, is_awaited),
         }
     }
-    let unsent = Unsent::new(shared, &released);
     ask(
         shared,
-        &released,
+        &releases.holds().clone(),
         &mut attempts(shared, first, Wait::No),
         |hold| shared.names.begin_release(hold),
         |open, requests, on_reply| {
-            if awaited.holds.is_empty() {
-                shared.store.ask(requests, on_reply);
-            } else {
+            if releases.are_awaited() {
                 // A call of this client waits behind the hold, and goes on once this is written.
-                let awaited = mem::replace(&mut awaited, Awaited::new(shared));
-                release_before_next(shared, open, requests, awaited, on_reply);
+                release_before_next(shared, open, requests, &mut releases, on_reply);
+            } else {
+                shared.store.ask(requests, on_reply);
             }
         },
         |hold, outcome| {
@@ -79,7 +70,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
             finish(&mut result, hold, outcome);
         },
     );
-    unsent.were_sent();
+    releases.are_settled();
     result
 }
 
@@ -88,27 +79,6 @@ fn finish(result: &mut Result<()>, hold: &Hold, outcome: Result<(), HoldFailure>
         span.close(hold.is_lost(Moment::now()));
     }
     add_outcome(result, "release", hold, unless_ended(outcome));
-}
-
-/// Holds that have ended, for which threads of this process wait. They try when this is dropped:
-/// once the releases were sent, or a panic has prevented that.
-struct Awaited<'a> {
-    shared: &'a Shared,
-    holds: Vec<&'a Arc<Hold>>,
-}
-
-impl<'a> Awaited<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        Self { shared, holds: Vec::new() }
-    }
-}
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        for hold in &self.holds {
-            self.shared.let_next_try(hold);
-        }
-    }
 }
 
 /// Ends the innermost level of a hold.
@@ -132,7 +102,7 @@ fn release_before_next(
     shared: &Shared,
     holds: &[Arc<Hold>],
     requests: &[HoldRequest<'_>],
-    awaited: Awaited<'_>,
+    releases: &mut Releases<'_>,
     on_reply: OnHoldReply<'_>,
 ) {
     let (sender, replies) = unbounded();
@@ -156,7 +126,7 @@ fn release_before_next(
     }
     shared.store.post(posts);
     // The next call goes on. Its request cannot overtake the release, which is written.
-    drop(awaited);
+    releases.let_next_try();
     drop(sender);
     // Every post has a reply by its deadline, and the senders are gone then.
     while let Ok((place, reply)) = receive(&replies, end_of(Duration::MAX)) {
@@ -198,27 +168,19 @@ pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
 /// Releases holds with one level each, and does not wait for the replies; to write the requests no
 /// longer than until `write_by`.
 fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Instant>) {
-    // Most holds are handed off or kept, which allocates nothing.
-    let mut released = Vec::new();
+    let mut releases = Releases::new(shared);
     let mut spans = Vec::new();
-    let mut awaited = Awaited::new(shared);
     for hold in holds {
         // All of them before the first request: the holds of a set end together here.
         match end_locally(shared, hold, true) {
             Ending::GoesOn => continue,
             Ending::Lost => {}
-            Ending::Released { is_awaited } => {
-                released.push(hold.clone());
-                if is_awaited {
-                    awaited.holds.push(hold);
-                }
-            }
+            Ending::Released { is_awaited } => releases.add(hold, is_awaited),
         }
         spans.extend(hold.span.take().map(|span| (span, hold)));
     }
-    shared.post_releases(&released, write_by);
     // Requests of the next calls go out behind the releases.
-    drop(awaited);
+    releases.post(write_by);
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
         span.close(hold.is_lost(Moment::now()));

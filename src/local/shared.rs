@@ -11,7 +11,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, process, ptr, slice};
+use std::{fmt, mem, process, ptr};
+
+use smallvec::SmallVec;
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::event_thread::Events;
@@ -123,13 +125,6 @@ impl Shared {
         }
     }
 
-    /// Lets the next waiter try, once the release of a hold was sent: not before, because the
-    /// waiter may have the connections wait for replicas or disks.
-    pub(super) fn let_next_try(&self, hold: &Arc<Hold>) {
-        self.names.end_hold(hold);
-        self.wake_first(hold.id.kind, &hold.id.name);
-    }
-
     /// Performs an action of the machine of a name, which is unlocked by now. The times and the
     /// wait are those of the call that is under way: no request delays it for longer.
     pub(super) fn perform(
@@ -149,13 +144,12 @@ impl Shared {
             Action::Release { hold, is_awaited } => {
                 let now = clock::now();
                 let write_by = times.request_deadline(wait, now).min(now + POST_MOMENT);
-                self.post_releases(slice::from_ref(&hold), Some(write_by));
+                let mut releases = Releases::new(self);
+                releases.add(&hold, is_awaited);
+                releases.post(Some(write_by));
                 // Only now: a subscriber must not delay the release.
                 if let Some(span) = hold.span.take() {
                     span.close(hold.is_lost(Moment::now()));
-                }
-                if is_awaited {
-                    self.let_next_try(&hold);
                 }
             }
             Action::Unregister(hold) => self.listening.unregister(&*self.store, &hold, times),
@@ -238,32 +232,6 @@ impl Shared {
         if self.names.may_keep(name) { hold.that_may_be_kept() } else { hold }
     }
 
-    /// Releases holds that have ended here, without waiting for the replies. Waits until `write_by`
-    /// at most to write the requests; without it, as long as for a reply.
-    pub(super) fn post_releases(&self, ended: &[Arc<Hold>], write_by: Option<Instant>) {
-        if ended.is_empty() {
-            return;
-        }
-        let unsent = Unsent::new(self, ended);
-        let mut posts = Vec::with_capacity(ended.len());
-        for hold in ended {
-            let reporter = self.reporter.clone();
-            let released = hold.clone();
-            let deadline = self.request_deadline(hold);
-            posts.push(PostedChange {
-                request: HoldRequest {
-                    hold: &hold.id,
-                    change: self.names.begin_release(hold),
-                    deadline,
-                },
-                write_by: write_by.unwrap_or(deadline),
-                on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
-            });
-        }
-        self.store.post(posts);
-        unsent.were_sent();
-    }
-
     /// Returns the deadline of a single request about a hold.
     pub(super) fn request_deadline(&self, hold: &Hold) -> Instant {
         end_of(self.times_for(hold.lease()).io_timeout)
@@ -316,7 +284,7 @@ impl Shared {
             // Calls that have asked already end with their replies.
             self.names.close();
             // Only now: before, a thread could have kept one more.
-            self.post_releases(&self.names.end_all_kept(), Some(end_of(POST_MOMENT)));
+            Releases::of(self, self.names.end_all_kept()).post(Some(end_of(POST_MOMENT)));
         }
     }
 }
@@ -327,7 +295,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
-            self.post_releases(&self.names.end_all_kept(), None);
+            Releases::of(self, self.names.end_all_kept()).post(None);
             // A connection that is closed with replies unread is reset, and the server may then not
             // execute what was written last.
             self.store.drain(end_of(self.times.io_timeout));
@@ -337,29 +305,89 @@ impl Drop for Shared {
     }
 }
 
-/// Holds that have ended in this process, until their releases were sent. If a panic prevents that,
-/// the renewer releases them.
-pub(super) struct Unsent<'a> {
+/// Holds that have ended in this process, and are to be released in the store. If a panic prevents
+/// that, the renewer releases them.
+pub(super) struct Releases<'a> {
     shared: &'a Shared,
-    holds: &'a [Arc<Hold>],
+    holds: SmallVec<[Arc<Hold>; 1]>,
+    /// Those that are in the way of calls of this process until their releases were sent.
+    awaited: SmallVec<[Arc<Hold>; 1]>,
 }
 
-impl<'a> Unsent<'a> {
-    pub(super) fn new(shared: &'a Shared, holds: &'a [Arc<Hold>]) -> Self {
-        Self { shared, holds }
+impl<'a> Releases<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        Self { shared, holds: SmallVec::new(), awaited: SmallVec::new() }
     }
 
-    pub(super) fn were_sent(mut self) {
-        self.holds = &[];
+    /// Returns those of holds for which no call of this process waits.
+    pub(super) fn of(shared: &'a Shared, holds: Vec<Arc<Hold>>) -> Self {
+        Self { shared, holds: holds.into(), awaited: SmallVec::new() }
+    }
+
+    pub(super) fn add(&mut self, hold: &Arc<Hold>, is_awaited: bool) {
+        self.holds.push(hold.clone());
+        if is_awaited {
+            self.awaited.push(hold.clone());
+        }
+    }
+
+    pub(super) fn holds(&self) -> &SmallVec<[Arc<Hold>; 1]> {
+        &self.holds
+    }
+
+    /// Returns `true` if calls wait until the releases are sent.
+    pub(super) fn are_awaited(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// Lets the calls try that wait for these holds, once the releases were sent: not before,
+    /// because such a call may have the connections wait for replicas or disks.
+    pub(super) fn let_next_try(&mut self) {
+        for hold in mem::take(&mut self.awaited) {
+            self.shared.names.end_hold(&hold);
+            self.shared.wake_first(hold.id.kind, &hold.id.name);
+        }
+    }
+
+    /// Sends the releases, and does not wait for the replies. Waits until `write_by` at most to
+    /// write the requests; without it, as long as for a reply.
+    pub(super) fn post(mut self, write_by: Option<Instant>) {
+        let Self { shared, ref holds, .. } = self;
+        if holds.is_empty() {
+            return;
+        }
+        let mut posts = Vec::with_capacity(holds.len());
+        for hold in holds {
+            let reporter = shared.reporter.clone();
+            let released = hold.clone();
+            let deadline = shared.request_deadline(hold);
+            posts.push(PostedChange {
+                request: HoldRequest {
+                    hold: &hold.id,
+                    change: shared.names.begin_release(hold),
+                    deadline,
+                },
+                write_by: write_by.unwrap_or(deadline),
+                on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
+            });
+        }
+        shared.store.post(posts);
+        self.are_settled();
+    }
+
+    /// Leaves nothing to the renewer: the thread that reads the replies settles the holds, or has.
+    pub(super) fn are_settled(&mut self) {
+        self.holds.clear();
     }
 }
 
-impl Drop for Unsent<'_> {
+impl Drop for Releases<'_> {
     fn drop(&mut self) {
-        for hold in self.holds {
+        for hold in &self.holds {
             let outcome = Err(HoldFailure::Failed(Failure::unsent()));
             self.shared.reporter.settle(hold, &outcome);
         }
+        self.let_next_try();
     }
 }
 
