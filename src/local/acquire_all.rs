@@ -56,6 +56,13 @@ struct SetCall<'a> {
     /// After attempts in which locks have ended while the call asked for others: they may take
     /// longer to get than their leases last, however often it asks.
     too_short: RetryPolicy,
+    /// The pauses before locks for which the call has waited before.
+    backoff: Backoff,
+    /// For which locks the call has waited, by the index of the name.
+    waited: Vec<bool>,
+    /// Whether the call has read the replies to releases that were on their way, since the last
+    /// failure.
+    drained: bool,
     looker: Cell<Option<u64>>,
     /// Whether the call has reported that a lock is held.
     contended: bool,
@@ -108,6 +115,9 @@ pub(crate) fn acquire_all(
             .of_open_client()
             .of_set(caller),
         too_short: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
+        backoff: Backoff::new(shared.config.backoff, random()),
+        waited: vec![false; names.len()],
+        drained: false,
         looker: Cell::new(None),
         contended: false,
     };
@@ -139,65 +149,72 @@ fn checked_order(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> 
 }
 
 impl SetCall<'_> {
+    /// Tries for all locks, waits for one that another owner holds, and tries for the others again.
     fn acquire(&mut self) -> Result<Option<Vec<Arc<Hold>>>> {
-        let Self { shared, names, caller, .. } = *self;
-        let mut backoff = Backoff::new(shared.config.backoff, random());
-        let mut drained = false;
-        let mut tried = vec![false; names.len()];
         loop {
-            self.attempts.check(&names[0])?;
+            self.attempts.check(&self.names[0])?;
             let begun = clock::now();
             let has_waited = self.holds.iter().any(Option::is_some);
-            let held = match self.attempt() {
+            let goes_on = match self.attempt() {
+                Ok(Some(held)) => {
+                    let attempt = clock::now() - begun;
+                    has_waited && self.wait_beside(held, attempt)? || self.wait_alone(held)?
+                }
                 // One may have been lost while the call asked and waited for others.
                 Ok(None) => match self.give_back_lost() {
                     None => return Ok(Some(self.holds.drain(..).flatten().collect())),
-                    Some(lost) if self.pause_after_loss(&lost)? => continue,
-                    Some(_) => return Ok(None),
+                    Some(lost) => self.pause_after_loss(&lost)?,
                 },
-                Ok(Some(held)) => held,
                 Err(failure) => {
                     self.pause_after(failure)?;
-                    drained = false;
-                    continue;
+                    self.drained = false;
+                    true
                 }
             };
-            if has_waited && self.wait_beside(held, clock::now() - begun)? {
-                continue;
-            }
-            self.give_back();
-            let name = &names[held];
-            // It may be a hold of this client whose release is on its way.
-            let may_be_own = !shared.names.debts(HoldKind::Lock, name).is_empty();
-            if !drained && may_be_own {
-                drained = true;
-                shared.store.drain(caller.request_deadline(clock::now()));
-                continue;
-            }
-            if !may_be_own {
-                self.too_short.record_reply();
-            }
-            shared.reporter.report_contended(name, &mut self.contended);
-            let again = mem::replace(&mut tried[held], true);
-            if again
-                && let Some(pause) =
-                    caller.wait.cut(backoff.next().unwrap_or_default(), clock::now())
-            {
-                // Two calls that were in each other's way should not meet again.
-                let _waiting = Counted::begin(&shared.counters.waiting);
-                self.attempts.sleep(pause, name)?;
-            }
-            // A call that does not wait tries once for each held lock, because it may only be kept.
-            let is_over =
-                if caller.wait == Wait::No { again } else { caller.wait.is_over(clock::now()) };
-            if is_over {
-                return self.check_is_lock(name).map(|()| None);
-            }
-            self.holds[held] = self.wait_for(held, caller)?;
-            if self.holds[held].is_none() {
+            if !goes_on {
                 return Ok(None);
             }
         }
+    }
+
+    /// Gives back all locks, and waits for one that is held. Returns `false` if the wait is over.
+    fn wait_alone(&mut self, held: usize) -> Result<bool> {
+        let Self { shared, caller, .. } = *self;
+        self.give_back();
+        let name = &self.names[held];
+        // It may be a hold of this client whose release is on its way.
+        let may_be_own = !shared.names.debts(HoldKind::Lock, name).is_empty();
+        if may_be_own && !self.drained {
+            self.drained = true;
+            shared.store.drain(caller.request_deadline(clock::now()));
+            return Ok(true);
+        }
+        if !may_be_own {
+            self.too_short.record_reply();
+        }
+        shared.reporter.report_contended(name, &mut self.contended);
+        let again = mem::replace(&mut self.waited[held], true);
+        if again {
+            self.pause_between_waits(name)?;
+        }
+        // A call that does not wait tries once for each held lock, because it may only be kept.
+        let is_over =
+            if caller.wait == Wait::No { again } else { caller.wait.is_over(clock::now()) };
+        if is_over {
+            self.check_is_lock(name)?;
+            return Ok(false);
+        }
+        self.holds[held] = self.wait_for(held, caller)?;
+        Ok(self.holds[held].is_some())
+    }
+
+    /// Pauses before a lock for which the call has waited before: two calls that were in each
+    /// other's way should not meet again.
+    fn pause_between_waits(&mut self, name: &str) -> Result<()> {
+        let pause = self.backoff.next().unwrap_or_default();
+        let Some(pause) = self.caller.wait.cut(pause, clock::now()) else { return Ok(()) };
+        let _waiting = Counted::begin(&self.shared.counters.waiting);
+        self.attempts.sleep(pause, name)
     }
 
     /// Waits for a lock of which the call has reported that it is held.
