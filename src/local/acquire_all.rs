@@ -331,7 +331,7 @@ impl SetCall<'_> {
     }
 
     /// Pauses after a lock of the set was lost before the last one was acquired. Returns `false` if
-    /// the wait is over: whoever has ended it counts as its holder.
+    /// the wait is over: the client that has ended it counts as its holder.
     ///
     /// # Errors
     ///

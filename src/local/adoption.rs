@@ -22,7 +22,7 @@ use crate::local::hold_requests::verify;
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
-use crate::protocol::name::HoldInput;
+use crate::protocol::steps::HoldInput;
 use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -51,7 +51,7 @@ pub(crate) struct DetachedHold {
 /// If it cannot be renewed, or is over. Then its guard still has it.
 pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
     verify(shared, slice::from_ref(hold), true)?;
-    // Renewed first, so that whoever adopts it has a whole lease for that.
+    // Renewed first, so that the adopter has a whole lease for that.
     let left = leave(shared, hold, "detach")?;
     show_depth(shared, &left, DETACHED);
     Ok(left)

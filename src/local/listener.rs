@@ -341,7 +341,7 @@ pub(super) mod tests {
     use crate::base::clock::{elapsed, now};
     use crate::base::sync::{in_virtual_time, sleep};
     use crate::local::parker::Signal;
-    use crate::protocol::name::Next;
+    use crate::protocol::steps::Next;
 
     const SOON: Duration = Duration::from_secs(5);
 

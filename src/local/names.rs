@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ask, HoldInput, Name, NameInput, NameStep, Next, Turn};
+use crate::protocol::name::Name;
+use crate::protocol::steps::{Ask, HoldInput, NameInput, NameStep, Next, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, Unused};
@@ -451,7 +452,7 @@ pub(super) mod tests {
     use crate::protocol::call::tests::caller;
     use crate::protocol::name::tests::Ending;
     use crate::protocol::name::tests::{granted, held, turn};
-    use crate::protocol::name::{Call, Input, Next, Outcome};
+    use crate::protocol::steps::{Call, Input, Next, Outcome};
     use crate::protocol::tenure::Tenure;
     use std::thread;
 

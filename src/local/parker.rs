@@ -9,7 +9,7 @@ use crate::base::canceller::{CancellableWait, Canceller};
 use crate::base::clock::Moment;
 use crate::base::sync::{Condvar, Mutex, wait_while, wake_one};
 use crate::error::Error;
-use crate::protocol::name::{Action, Actions, Next};
+use crate::protocol::steps::{Action, Actions, Next};
 use crate::store::request::{Ahead, Telling};
 
 /// A parked thread, and its signals. A channel would do too, but is larger than everything else

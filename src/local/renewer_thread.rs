@@ -29,7 +29,7 @@ use crate::local::renewer::{
 };
 use crate::local::reporter::Reporter;
 use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
-use crate::protocol::name::{Action, HoldInput};
+use crate::protocol::steps::{Action, HoldInput};
 use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;

@@ -22,7 +22,7 @@ use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::name::{Action, Actions, HoldInput, HoldReport, NameInput, NameStep};
+use crate::protocol::steps::{Action, Actions, HoldInput, HoldReport, NameInput, NameStep};
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -92,7 +92,7 @@ impl Reporter {
         input: HoldInput<'_>,
     ) -> (bool, Actions<Arc<Parker>>) {
         self.names.with(&hold.id, |name| {
-            // Under the lock of the name: whoever closes the client later finds what is kept.
+            // Under the lock of the name: a thread that closes the client later finds what is kept.
             let can_keep = self.names.can_keep();
             let mut step = NameStep { can_keep, ..NameStep::new(Moment::now()) };
             let is_in_time = name.step_hold(hold, input, &mut step);
@@ -599,7 +599,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whoever_reports_an_end_comes_after_the_report() {
+    fn a_thread_that_finds_an_end_reported_comes_after_the_report() {
         let caller = caller(&options());
         for _ in 0..5000 {
             let (reporter, hold) = acquired();

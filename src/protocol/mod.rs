@@ -6,4 +6,5 @@ pub(crate) mod hold;
 pub(crate) mod name;
 pub(crate) mod retry;
 pub(crate) mod signals;
+pub(crate) mod steps;
 pub(crate) mod tenure;

@@ -46,350 +46,30 @@
 //! `try_lock` times out on arrival. For it the last reply that the lock is held counts, however
 //! old.
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{iter, mem, ptr, slice};
-
-use smallvec::SmallVec;
+use std::{mem, ptr};
 
 use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::spans::OpenSpan;
-use crate::error::{Loss, LossCause};
-use crate::protocol::call::{CallSite, Caller, Wait};
+use crate::error::LossCause;
+use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
+use crate::protocol::steps::{
+    Action, Ask, Call, HoldInput, HoldReport, Input, NameInput, NameStep, Next, Outcome, Turn,
+};
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Acquire, AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
+use crate::store::request::{AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
 
 /// The least pause between two looks at a kept lock.
 const KEPT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
-
-/// A call that wants a hold.
-pub(crate) struct Call<P> {
-    /// Its number, unique in the client.
-    pub(crate) number: u64,
-    /// The hold that it asks for.
-    pub(crate) hold: HoldId,
-    pub(crate) caller: Caller,
-    /// Where the call is told what to do next while its thread is parked.
-    pub(crate) port: P,
-    /// Whether a request without a reply may have begun the hold, or may still begin it.
-    in_doubt: bool,
-    /// Whether it has timed out, and only waits for the next reply.
-    leaves: bool,
-}
-
-/// What the thread of a call does next.
-#[derive(Debug)]
-pub(crate) enum Next {
-    /// Sends this request, and goes on with [`Input::Reply`].
-    Ask(Ask),
-    /// Asks for this change of a hold, and goes on with [`Input::Changed`].
-    Change(HoldId, Change),
-    /// Releases these holds of the client, and goes on with [`Input::Changed`].
-    Pay(Vec<Arc<Hold>>),
-    /// Parks until it is told something. If that takes until then, goes on with [`Input::Due`].
-    Park {
-        until: Option<Instant>,
-        /// Whether another owner has the lock, or another call comes first.
-        contended: bool,
-    },
-    /// It is the call's turn: goes on with [`Input::Due`].
-    Turn,
-    Done(Outcome),
-}
-
-impl Next {
-    /// Waits for what it is told, or is about to be.
-    const AWAIT: Self = Self::Park { until: None, contended: false };
-}
-
-/// A request for holds.
-#[derive(Debug)]
-pub(crate) struct Ask {
-    pub(crate) hold: HoldId,
-    /// The holds of calls behind the first that can begin at the same time.
-    pub(crate) others: Vec<HoldId>,
-    pub(crate) lease: Duration,
-    /// The note of all these holds.
-    pub(crate) note: Option<Arc<str>>,
-    pub(crate) registration: Registration,
-    /// Whether an echo is wanted.
-    pub(crate) echo: bool,
-    pub(crate) deadline: Instant,
-}
-
-impl Ask {
-    /// Returns all holds that the request asks for.
-    pub(crate) fn holds(&self) -> Cow<'_, [HoldId]> {
-        if self.others.is_empty() {
-            return slice::from_ref(&self.hold).into();
-        }
-        iter::once(&self.hold).chain(&self.others).cloned().collect()
-    }
-
-    /// Returns the request for these holds.
-    pub(crate) fn request<'a>(&'a self, holds: &'a [HoldId]) -> Acquire<'a> {
-        let Self { lease, registration, echo, deadline, .. } = *self;
-        let note = self.note.as_deref();
-        Acquire { holds, lease, note, registration, echo, deadline }
-    }
-}
-
-/// How a call ends.
-#[derive(Clone, Debug)]
-pub(crate) enum Outcome {
-    /// With a new hold.
-    Acquired(Arc<Hold>),
-    /// With an attempt of its own, beside the conversation.
-    Alone,
-    /// Without a hold: another owner holds the lock.
-    Busy,
-    /// Without a hold: the client is closed.
-    Closed,
-    Failed(Failure),
-    /// With the next hold of a tenure.
-    HandedOff(Arc<Hold>),
-    /// It has left, because its wait was cancelled or its thread panics.
-    Left,
-    /// With a hold of readers, which has one more now.
-    Shared(Arc<Hold>),
-    /// With the next hold of a tenure that was kept.
-    Kept(Arc<Hold>),
-}
-
-/// What the machine is told of the world with each input, and what is to be done after it.
-#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
-pub(crate) struct Turn<P> {
-    pub(crate) now: Instant,
-    /// The same by the clock of leases, and what follows.
-    pub(crate) step: NameStep<P>,
-    /// Whether the client is closed, and takes no new calls.
-    pub(crate) is_closed: bool,
-    /// Whether messages of other clients arrive from all places.
-    pub(crate) listens: bool,
-    /// Whether messages of other clients may have been missed a moment ago.
-    pub(crate) missed_messages: bool,
-    /// Whether the store withdraws a hold that it has not granted at once.
-    pub(crate) withdraws: bool,
-    /// Whether the store executes the requests of a client in the order in which they are sent.
-    pub(crate) keeps_order: bool,
-    /// The least and the longest pause while another owner holds the lock.
-    pub(crate) backoff: (Duration, Duration),
-    pub(crate) retry_window: Duration,
-}
-
-/// One step of the machine: when an input comes, by the clock of leases, and what follows from it.
-pub(crate) struct NameStep<P> {
-    pub(crate) now: Moment,
-    /// Whether locks may be kept: other clients can ask for them, and the client is open.
-    pub(crate) can_keep: bool,
-    /// Two at most, as a rule, which allocate nothing.
-    pub(crate) actions: Actions<P>,
-}
-
-impl<P> NameStep<P> {
-    pub(crate) fn new(now: Moment) -> Self {
-        Self { now, can_keep: false, actions: Actions::new() }
-    }
-}
-
-/// What follows from an input.
-pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
-
-/// What the runtime does after an input, in the order of the list. What the thread of the call does
-/// next comes after that.
-#[derive(Debug)]
-pub(crate) enum Action<P> {
-    /// Closes the span of a hold whose tenure goes on.
-    CloseSpan(OpenSpan),
-    /// Counts that the lock was free before the first call was told.
-    CountMissedWakeup,
-    /// Counts one hold less.
-    CountEnd,
-    /// Counts a hold on a kept lock.
-    CountHold,
-    /// Counts that a tenure is over, for which a shutdown waits.
-    Finish,
-    /// Receives messages of other clients about this hold.
-    Listen(HoldId),
-    /// Looks then whether a kept lock has been unused for long enough.
-    LookAfter(Arc<Hold>, Moment),
-    /// Looks then whether a hold has lasted for too long.
-    LookAtLong(Arc<Hold>, Moment),
-    /// Leaves a debt to the renewer.
-    Owe(Arc<Hold>),
-    /// Records that a request has failed, and how long the call pauses before it repeats it, if it
-    /// does.
-    RecordFailure(Failure, Option<Duration>),
-    /// Sends the release of a hold that has ended here. If that is `awaited`, goes on with
-    /// [`HoldInput::ReleaseSent`].
-    Release { hold: Arc<Hold>, is_awaited: bool },
-    /// Asks for this change of a hold, which renews it.
-    Renew(Change),
-    /// Looks at a lease again then.
-    RenewAt(Arc<Hold>, Moment),
-    /// Reports what has begun or ended, before the name is unlocked: so no later hold is reported
-    /// before.
-    Report(HoldReport),
-    /// Tells a parked call what to do next.
-    Tell(P, Next),
-    /// Takes the client off those that wait for a hold like this.
-    Unregister(HoldId),
-    /// Lets the calls try that want the name as a lock.
-    WakeLocks,
-}
-
-/// What the program is told of a hold.
-#[derive(Debug)]
-pub(crate) enum HoldReport {
-    /// It has begun, for a call that began at that time.
-    Acquired {
-        hold: Arc<Hold>,
-        fence: u64,
-        begin: Instant,
-    },
-    Released {
-        hold: Arc<Hold>,
-        fence: u64,
-        held: Duration,
-    },
-    /// It was lost. Without a site, its tenure was kept, and had no hold that was reported.
-    Lost {
-        hold: Arc<Hold>,
-        fence: u64,
-        site: Option<CallSite>,
-        loss: Loss,
-    },
-    ReleaseFailed {
-        hold: Arc<Hold>,
-        fence: u64,
-        site: CallSite,
-        failure: Failure,
-    },
-    /// A renewal has failed, unlike the one before, and there is time to try again.
-    RenewalFailing {
-        hold: Arc<Hold>,
-        fence: u64,
-        remaining: Duration,
-        failure: Failure,
-    },
-    /// It lasts for long.
-    HeldLong {
-        hold: Arc<Hold>,
-        fence: u64,
-        site: CallSite,
-        held: Duration,
-    },
-}
-
-/// What happens to a call. Numbers are those of calls.
-pub(crate) enum Input<P> {
-    /// A call wants a hold. It comes behind all others, or in front of them if it `rejoins`: it was
-    /// given a hold, and has lost it on the way.
-    Call { call: Call<P>, rejoins: bool },
-    /// A call wants a hold by itself, beside those that wait: no message reaches it. It releases
-    /// these debts of the client if they are in its way.
-    CallAlone { call: Call<P>, debts: Vec<Arc<Hold>> },
-    /// The reply has come to the request of the first call, which was sent at that time.
-    Reply {
-        sent: Moment,
-        reply: Result<AcquireReply, Failure>,
-        /// The hold to ask for next if the store withdraws what it has not granted: that must not
-        /// be requested again.
-        next: Option<HoldId>,
-    },
-    /// The change was made for which the first call has asked, or has failed.
-    Changed(Result<(), Failure>),
-    /// It is the turn of this call, or its time to park is over.
-    Due(u64),
-    /// The wait of this call is cancelled. If its request is on its way, the reply comes first.
-    Cancelled(u64),
-    /// The thread of this call panics, and reads no reply.
-    Panicked(u64),
-}
-
-/// What happens to a name, whatever calls there are.
-#[derive(Clone, Copy)]
-pub(crate) enum NameInput {
-    /// The lock may be free.
-    Woken,
-    /// An echo has come: what servers tell the client arrives.
-    Echo,
-    /// Messages may have been missed until then. A call that relies on them goes on as if it never
-    /// had.
-    Interrupted(Instant),
-    /// Another client waits for the lock, and knows the nonce of its hold.
-    Wanted(u64),
-    /// Another client has the name, or this one as another kind: no debt is left.
-    IsOthers,
-}
-
-/// What happens to a hold.
-pub(crate) enum HoldInput<'a> {
-    /// Its tenure begins, by no conversation, with a request sent at that time.
-    Begin { tenure: Tenure, sent: Moment },
-    /// A call that was given the next hold of a tenure goes on with it. It began at that time, if
-    /// its hold is reported now.
-    Accept { begin: Option<Instant> },
-    /// A call that began at that time has it, with all holds that it has called for.
-    Acquired { begin: Instant },
-    /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if the
-    /// terms of that allow it, or the lock is kept.
-    End { hands_off: bool },
-    /// It goes on without its guard.
-    Leave,
-    /// The client is shut down.
-    ShutDown,
-    /// The lock, if it is kept, is not kept any longer.
-    EndKept,
-    /// Its release was sent.
-    ReleaseSent,
-    /// Its release has ended so.
-    Released(&'a Result<(), HoldFailure>),
-    /// Its release, which the renewer repeats, has failed so far, and no thread waits for it.
-    ReleaseFailed(&'a Failure),
-    /// The renewer has released it, or tries no longer.
-    Paid(&'a Result<(), HoldFailure>),
-    /// It is a debt: no call has it, and it may exist in the store until it was released.
-    Owed,
-    /// No thread waits any longer for its release, of which the outcome is not known.
-    Abandoned,
-    /// Its deadline may have passed.
-    Deadline,
-    /// The store does not have it any more.
-    Gone,
-    /// The same, of which its guards know at once. `LookedUp` follows when it is known why.
-    FoundGone,
-    /// This other client has its lock now.
-    TakenBy(String),
-    /// What can be learnt about its loss is known.
-    LookedUp,
-    /// It was ended by force, by a message.
-    Forced,
-    /// Another client waits for the lock.
-    Wanted,
-    /// The store will notify this client when another one waits.
-    WillBeTold,
-    /// Its lease is due to be renewed, or to be found lost.
-    Due,
-    /// A request sent at that time has renewed it.
-    Renewed { sent: Moment, lease: Duration },
-    /// A renewal has failed.
-    RenewalFailed(&'a Failure),
-    /// Its lock may have been kept unused for long enough.
-    KeptDue,
-    /// It may have been held for longer than this.
-    LongDue { after: Duration },
-}
 
 /// What a client does about one name. It exists while a call of the client wants or has the lock,
 /// or the client keeps it, or a release is not confirmed.
@@ -513,37 +193,6 @@ enum Known {
     },
     /// Nothing yet.
     Nothing,
-}
-
-impl<P> Call<P> {
-    pub(crate) fn new(hold: HoldId, caller: &Caller, port: P) -> Self {
-        Self {
-            number: hold.nonce,
-            hold,
-            caller: caller.clone(),
-            port,
-            in_doubt: false,
-            leaves: false,
-        }
-    }
-
-    /// Returns what tells the call how it ends.
-    fn end(self, outcome: Outcome) -> Action<P> {
-        Action::Tell(self.port, Next::Done(outcome))
-    }
-
-    /// Like `end`, with the next hold of a tenure, which begins.
-    fn end_with_next(self, tenure: &mut Tenure, now: Moment) -> Action<P> {
-        tenure.begin_next(&self.caller, now);
-        self.end(Outcome::HandedOff(tenure.hold.clone()))
-    }
-
-    /// Returns `true` if the call has timed out, and ends with what was learned at this time. One
-    /// that does not wait believes a failure only if it has waited for the next reply.
-    fn believes(&self, at: Instant) -> bool {
-        let Caller { begin, wait, .. } = self.caller;
-        (self.leaves || wait != Wait::No) && at >= begin
-    }
 }
 
 impl Other {
@@ -787,7 +436,7 @@ impl<P: Clone> Name<P> {
     /// Takes an input about a call, and returns what the thread of the call does next.
     pub(crate) fn step(&mut self, input: Input<P>, turn: &mut Turn<P>) -> Next {
         match input {
-            // Whoever closes it later finds the call.
+            // A thread that closes it later finds the call.
             Input::Call { .. } | Input::CallAlone { .. } if turn.is_closed => {
                 Next::Done(Outcome::Closed)
             }

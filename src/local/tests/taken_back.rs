@@ -41,7 +41,7 @@ fn a_thread_behind_a_hold_that_falls_short_is_not_told_of_another_owner() {
 
 /// The first call has failed, and the second has no reply yet.
 #[test]
-fn a_failure_counts_for_threads_that_waited_then_whoever_is_the_head_now() {
+fn a_failure_counts_for_threads_that_waited_then_whichever_call_is_first_now() {
     let scene = Scene::new(LEASE * 10);
     let long = Outcome::Shortfall(WHILE * 4);
     scene.store.set_outcomes(&[Outcome::Shortfall(WHILE), Outcome::Fine, long, Outcome::Fine]);

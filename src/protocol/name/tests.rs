@@ -6,6 +6,7 @@ use std::rc::Rc;
 use super::*;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
+use crate::protocol::steps::Actions;
 
 const SOON: Duration = Duration::from_secs(10);
 
