@@ -187,14 +187,14 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     }
 }
 
-/// What has become of a hold for which its thread has no more use.
+/// How a hold ends in this process.
 #[derive(Clone, Copy)]
 enum Ending {
     /// Its tenure goes on: with the next call, with other readers, or because the lock is kept.
     GoesOn,
     /// It was lost, or had ended, before.
     Lost,
-    /// It is to be released. If that is awaited, a call tries once the release was sent.
+    /// It must be released. If that is awaited, a call tries once the release was sent.
     Released { is_awaited: bool },
 }
 

@@ -305,8 +305,8 @@ impl Drop for Shared {
     }
 }
 
-/// Holds that have ended in this process, and are to be released in the store. If a panic prevents
-/// that, the renewer releases them.
+/// Holds that have ended in this process, until their releases were sent. If a panic prevents that,
+/// the renewer releases them.
 pub(super) struct Releases<'a> {
     shared: &'a Shared,
     holds: SmallVec<[Arc<Hold>; 1]>,

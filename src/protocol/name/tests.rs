@@ -39,7 +39,7 @@ impl Told {
     }
 }
 
-/// What becomes of a hold whose thread has no more use for it.
+/// How a hold ends in this process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     GoesOn,
