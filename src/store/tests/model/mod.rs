@@ -357,6 +357,7 @@ stores!(
     a_forced_release_ends_no_permit_and_no_side,
     a_reader_shares_the_last_token_of_the_name,
     a_reader_that_was_a_writer_shares_the_last_token_of_that,
+    readers_that_wait_are_told_when_a_writer_becomes_one,
     a_late_repeat_of_a_set_finds_no_hold_that_has_ended,
     a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there,
     the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while,
@@ -394,6 +395,18 @@ fn a_reader_that_was_a_writer_shares_the_last_token_of_that(store: &dyn Store) {
     let downgrade = Change::Downgrade { lease: LEASE.into(), unused: None };
     assert_eq!(change(store, &reader, downgrade).ok(), Some(HoldReply::Done));
     assert_eq!(must_acquire(store, &reader), fence + u64::from(room));
+}
+
+fn readers_that_wait_are_told_when_a_writer_becomes_one(store: &dyn Store) {
+    must_acquire(store, &of(HoldKind::Write, 1));
+    let client = steps::client("ben");
+    let mut wakeups = messages(store, &client);
+    assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
+    let waits = HoldId { client, ..of(HoldKind::Read, 2) };
+    assert!(is_held(&acquire(store, &waits, Registration::IfHeld)));
+    let downgrade = Change::Downgrade { lease: LEASE.into(), unused: None };
+    assert_eq!(change(store, &of(HoldKind::Read, 1), downgrade).ok(), Some(HoldReply::Done));
+    assert!(matches!(wakeups.next(soon()), Some(Ok(Wake::Lock(_)))));
 }
 
 fn a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there(store: &dyn Store) {
