@@ -5,7 +5,7 @@
 //! tests of each, and names those that survive. The source itself has no such switch. Arguments are
 //! the beginnings of names; `--changed COMMIT` takes the mutants of the files that have changed
 //! since, and those of the simulation if that has; `--check` only looks whether the lists fit the
-//! source, and `--list` prints them.
+//! source, and whether the copy can be compiled, and `--list` prints them.
 
 mod copy;
 mod list;
@@ -43,6 +43,8 @@ fn run(arguments: &[String]) -> Result<(), String> {
         return Ok(());
     }
     if arguments.iter().any(|argument| argument == "--check") {
+        planted.write(&root.join("target/mutants/source"))?;
+        runner::check(root)?;
         println!("{} mutants fit the source", all.len());
         return Ok(());
     }

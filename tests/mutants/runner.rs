@@ -70,6 +70,21 @@ pub(crate) fn run(root: &Path, mutants: &[&Mutant]) -> Result<(), String> {
     Err(format!("these survive: {survivors:?}, and {expected} for a reason"))
 }
 
+/// Lets the compiler check the copy.
+///
+/// # Errors
+///
+/// If the text of a mutant no longer means anything.
+pub(crate) fn check(root: &Path) -> Result<(), String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root.join("target/mutants/source")).args(["check", "--quiet"]);
+    cargo.args(["--all-features", "--package", "leasehold", "--package", "leasehold-cli"]);
+    // Its dependencies are those of the source.
+    cargo.arg("--target-dir").arg(root.join("target"));
+    let status = cargo.status().map_err(|error| format!("cargo: {error}"))?;
+    if status.success() { Ok(()) } else { Err("the copy cannot be built: see above".into()) }
+}
+
 /// The programs of tests.
 struct Programs {
     by_kind: BTreeMap<&'static str, Program>,
