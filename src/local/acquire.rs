@@ -416,9 +416,9 @@ impl<'a> LockCall<'a> {
     /// Gives the machine an input, and performs its actions. The time is read while the name is
     /// locked: no reply may seem older than a call that it decides on.
     fn step(&mut self, input: Input<Arc<Parker>>) -> Next {
-        let Shared { names, config, store, reporter, .. } = self.shared;
+        let Shared { names, reporter, .. } = self.shared;
         let (next, actions) = self.with(|name| {
-            let mut turn = names.turn(config, &**store);
+            let mut turn = names.turn();
             let next = name.step(input, &mut turn);
             reporter.report(&mut turn.step.actions);
             (next, turn.step.actions)

@@ -271,7 +271,7 @@ impl ListenerThread {
                 let mut has_woken = false;
                 for kind in [HoldKind::Read, HoldKind::Lock] {
                     has_woken |= match &store {
-                        Some(store) => names.wake_ahead(kind, name, &self.config, &**store),
+                        Some(store) => names.wake_ahead(kind, name, &**store),
                         None => names.wake(kind, name),
                     };
                 }

@@ -10,13 +10,12 @@ use crate::base::clock::{self, Moment};
 use crate::base::maps::RandomState;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait_while, wake_all};
 use crate::base::{fnv, shrink};
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
 use crate::protocol::name::Name;
-use crate::protocol::steps::{Ask, HoldInput, NameInput, NameStep, Next, Turn};
+use crate::protocol::steps::{Ask, HoldInput, NameInput, NameStep, Next, Policy, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, Unused};
@@ -42,8 +41,8 @@ const RECALLED_MAX: usize = 1024;
 /// Names that share a lock.
 type Shard = HashMap<Arc<str>, Name<Arc<Parker>>, RandomState>;
 
-#[derive(Default)]
 pub(crate) struct Names {
+    policy: Policy,
     /// Those for locks, and those for what can be shared: threads that want a name as different
     /// things do not wait for each other.
     shards: [[Mutex<Shard>; SHARDS]; 2],
@@ -85,6 +84,18 @@ struct Recalled {
 }
 
 impl Names {
+    pub(super) fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            shards: Default::default(),
+            closed: AtomicBool::default(),
+            listening: AtomicBool::default(),
+            recalled: parking_lot::Mutex::default(),
+            sleepers: Mutex::default(),
+            changed: Condvar::default(),
+        }
+    }
+
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
@@ -294,15 +305,9 @@ impl Names {
 
     /// Like `wake`, and has the request sent at once that the first call would send once its thread
     /// is awake.
-    pub(super) fn wake_ahead(
-        &self,
-        kind: HoldKind,
-        name: &str,
-        config: &Config,
-        store: &dyn Store,
-    ) -> bool {
+    pub(super) fn wake_ahead(&self, kind: HoldKind, name: &str, store: &dyn Store) -> bool {
         let mut shard = self.shard(kind, name);
-        let ahead = shard.get_mut(name).and_then(|it| it.ask_ahead(&mut self.turn(config, store)));
+        let ahead = shard.get_mut(name).and_then(|known| known.ask_ahead(&mut self.turn()));
         // Writing the request takes a while, in which other threads need this shard.
         drop(shard);
         let Some((parker, ask)) = ahead else { return self.wake(kind, name) };
@@ -312,17 +317,14 @@ impl Names {
     }
 
     /// Returns an input of the conversation about a name, which is locked.
-    pub(super) fn turn(&self, config: &Config, store: &dyn Store) -> Turn<Arc<Parker>> {
+    pub(super) fn turn(&self) -> Turn<Arc<Parker>> {
         Turn {
             now: clock::now(),
             step: NameStep::new(Moment::now()),
             is_closed: self.closed.load(Ordering::SeqCst),
             listens: self.is_listening(),
             missed_messages: self.has_missed_messages(),
-            withdraws: store.withdraws(),
-            keeps_order: store.keeps_order(),
-            backoff: config.backoff,
-            retry_window: config.retry_window,
+            policy: self.policy,
         }
     }
 
@@ -464,6 +466,12 @@ pub(super) mod tests {
 
     fn id(kind: HoldKind, name: &str) -> HoldId {
         HoldId { kind, name: name.into(), client: Arc::from("c"), nonce: 1 }
+    }
+
+    impl Default for Names {
+        fn default() -> Self {
+            Self::new(Policy::default())
+        }
     }
 
     impl Names {

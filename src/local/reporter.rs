@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
+use crate::config::Config;
 use crate::error::{Error, Loss};
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
@@ -22,7 +23,7 @@ use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::steps::{Action, Actions, HoldInput, HoldReport, NameInput, NameStep};
+use crate::protocol::steps::{Action, Actions, HoldInput, HoldReport, NameInput, NameStep, Policy};
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -52,19 +53,25 @@ impl Reporter {
         events: &Events,
         renewer: Renewer,
         store: &Arc<dyn Store>,
-        warn_held: Option<Duration>,
+        config: &Config,
     ) -> Self {
         let counters = Arc::<Counters>::default();
+        let policy = Policy {
+            withdraws: store.withdraws(),
+            keeps_order: store.keeps_order(),
+            backoff: config.backoff,
+            retry_window: config.retry_window,
+        };
         Self {
             events: events.clone(),
             counters: counters.clone(),
             outages: Arc::new(OutageLog::new(events.clone(), counters, store)),
-            names: Arc::default(),
+            names: Arc::new(Names::new(policy)),
             deadlocks: Arc::default(),
             renewer,
             store: Some(Arc::downgrade(store)),
             in_turns: false,
-            warn_held,
+            warn_held: config.warn_held,
         }
     }
 

@@ -78,7 +78,7 @@ impl Shared {
         let client = new_client_id(&config.label())?;
         let times = CallTimes::new(&config, config.options.first_lease());
         let (renewer, incoming) = renewer::channel();
-        let reporter = Arc::new(Reporter::new(events, renewer, &store, config.warn_held));
+        let reporter = Arc::new(Reporter::new(events, renewer, &store, &config));
         let Reporter { counters, names, .. } = &*reporter;
         let started = renewer_thread::start(store.jobs(), times.io_timeout, incoming, &reporter);
         started.map_err(Error::no_thread)?;

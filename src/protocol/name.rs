@@ -388,7 +388,7 @@ impl<P> Conversation<P> {
         self.known = Known::Held { at: turn.now, until };
         let is_told = is_echoed && turn.listens && self.hears;
         let seed = self.first.hold.seed();
-        let pause = self.pauses.next(turn.backoff, remaining, is_told, turn.now, seed);
+        let pause = self.pauses.next(turn.policy.backoff, remaining, is_told, turn.now, seed);
         let Caller { times, wait, .. } = self.first.caller;
         if let Some(pause) = wait.cut(pause, turn.now) {
             self.relies_until = if is_told { Some(end_after(turn.now, pause)) } else { None };
@@ -411,9 +411,9 @@ impl<P> Conversation<P> {
     /// Returns how long to pause after a failure, unless trying again is pointless.
     fn pause_after(&mut self, failure: &mut Failure, turn: &Turn<P>) -> Option<Duration> {
         let Call { caller: Caller { wait, times, .. }, hold, .. } = &self.first;
-        let retry = self
-            .retry
-            .get_or_insert_with(|| RetryPolicy::new(*wait, turn.retry_window, *times, hold.seed()));
+        let retry = self.retry.get_or_insert_with(|| {
+            RetryPolicy::new(*wait, turn.policy.retry_window, *times, hold.seed())
+        });
         let pause = retry.pause_after(failure, turn.now);
         if pause != Some(Duration::ZERO) {
             self.known = Known::Failed(failure.clone(), turn.now);
@@ -596,7 +596,7 @@ impl<P: Clone> Name<P> {
     /// first without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let is_several = call.hold.kind.row().is_several;
-        let nap = if is_several { Some(end_after(turn.now, turn.backoff.1)) } else { None };
+        let nap = if is_several { Some(end_after(turn.now, turn.policy.backoff.1)) } else { None };
         call.caller.wait.deadline().into_iter().chain(nap).min()
     }
 
@@ -708,7 +708,7 @@ impl<P: Clone> Name<P> {
             turn.step.actions.push(Action::Listen(talk.first.hold.clone()));
         }
         self.reply_to_others(others, sent, &reply, in_doubt, turn);
-        if in_doubt && turn.withdraws {
+        if in_doubt && turn.policy.withdraws {
             // The next attempt asks for another hold, so that nothing repeats this one.
             self.doubt_call(&talk.first, true, turn);
         } else if in_doubt {
@@ -755,7 +755,7 @@ impl<P: Clone> Name<P> {
             }
             // The release was written first, but over another connection, so it may have been
             // executed after this request.
-            Ok(AcquireReply::Held { .. }) if after_release && !turn.keeps_order => {
+            Ok(AcquireReply::Held { .. }) if after_release && !turn.policy.keeps_order => {
                 self.ask(talk, turn)
             }
             Ok(AcquireReply::Held { remaining, recalled, echoed, .. }) => {
@@ -1267,7 +1267,7 @@ impl<P: Clone> Name<P> {
 
     fn doubt(&mut self, hold: HoldId, lease: Duration, may_begin: bool, turn: &mut Turn<P>) {
         let debt = Arc::new(Hold::debt(hold, lease, may_begin));
-        if turn.withdraws {
+        if turn.policy.withdraws {
             // With independent servers every request has an id of its own.
             turn.step.actions.push(Action::Owe(debt));
         } else {

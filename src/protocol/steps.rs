@@ -165,8 +165,7 @@ pub(crate) enum HoldInput<'a> {
     LongDue { after: Duration },
 }
 
-/// What the machine is told of the world with each input, and what is to be done after it.
-#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
+/// What the machine is told of the world with each input about a call, and what follows.
 pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
     /// The same by the clock of leases, and what follows.
@@ -177,12 +176,20 @@ pub(crate) struct Turn<P> {
     pub(crate) listens: bool,
     /// Whether messages of other clients may have been missed a moment ago.
     pub(crate) missed_messages: bool,
+    pub(crate) policy: Policy,
+}
+
+/// What stays the same for all calls of a client.
+#[derive(Clone, Copy)]
+#[cfg_attr(test, derive(Default))]
+pub(crate) struct Policy {
     /// Whether the store withdraws a hold that it has not granted at once.
     pub(crate) withdraws: bool,
     /// Whether the store executes the requests of a client in the order in which they are sent.
     pub(crate) keeps_order: bool,
     /// The least and the longest pause while another owner holds the lock.
     pub(crate) backoff: (Duration, Duration),
+    /// How long a call without a limit repeats requests that fail.
     pub(crate) retry_window: Duration,
 }
 

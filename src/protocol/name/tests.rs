@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::*;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
-use crate::protocol::steps::Actions;
+use crate::protocol::steps::{Actions, Policy};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -71,10 +71,12 @@ pub(crate) fn turn<P>() -> Turn<P> {
         is_closed: false,
         listens: true,
         missed_messages: false,
-        withdraws: false,
-        keeps_order: true,
-        backoff: (SOON, SOON),
-        retry_window: SOON,
+        policy: Policy {
+            withdraws: false,
+            keeps_order: true,
+            backoff: (SOON, SOON),
+            retry_window: SOON,
+        },
     }
 }
 
@@ -176,7 +178,7 @@ impl World {
 
     fn reply(&mut self, reply: Result<AcquireReply, Failure>) -> Next {
         self.turn.now += Duration::from_millis(1);
-        let next = if self.turn.withdraws { Some(self.id(HoldKind::Lock)) } else { None };
+        let next = if self.turn.policy.withdraws { Some(self.id(HoldKind::Lock)) } else { None };
         let input = Input::Reply { sent: Moment::now(), reply, next };
         let next = self.name.step(input, &mut self.turn);
         self.tell();
@@ -670,7 +672,7 @@ fn a_writer_shows_that_readers_of_its_client_are_over() {
 #[test]
 fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
     let mut world = World::new();
-    world.turn.keeps_order = false;
+    world.turn.policy.keeps_order = false;
     world.call(Wait::Endless);
     let mine = world.acquire();
     world.end(&mine);
@@ -777,7 +779,7 @@ fn an_outage_ends_the_waits_without_a_limit() {
     let mut world = World::new();
     let [_, endless] = world.calls();
     let limited = world.call(Wait::Until(world.turn.now + SOON));
-    world.turn.retry_window = Duration::ZERO;
+    world.turn.policy.retry_window = Duration::ZERO;
     assert!(is_failed(&world.fails(FailureKind::Unreachable)));
     assert!(matches!(endless.told.outcome(), Some(Outcome::Failed(_))));
     assert!(limited.told.is_turn());
@@ -818,7 +820,7 @@ fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
     let brief = Duration::from_millis(20);
     let is_silent = |pause: Duration| pause >= Duration::from_secs(9) && pause <= SOON;
     let mut world = World::new();
-    world.turn.backoff = (brief, brief);
+    world.turn.policy.backoff = (brief, brief);
     let first = world.call(Wait::Endless);
     assert!(!asks(&first.next).echo, "it may not have to wait");
     let parks = |next: Next, world: &World| match next {
@@ -862,7 +864,7 @@ fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
 #[test]
 fn an_interruption_does_not_keep_a_call_beyond_its_deadline() {
     let mut world = World::new();
-    world.turn.backoff = (SOON, SOON);
+    world.turn.policy.backoff = (SOON, SOON);
     let time = Duration::from_secs(1);
     let first = world.call(Wait::Until(world.turn.now + time));
     world.reply(held());
@@ -931,7 +933,7 @@ fn a_hold_that_falls_short_is_released_before_the_call_fails() {
 #[test]
 fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
     let mut world = World::new();
-    world.turn.withdraws = true;
+    world.turn.policy.withdraws = true;
     let first = world.call(Wait::Endless);
     let withdrawn = asks(&first.next).hold.nonce;
     world.reply(held());
@@ -1115,7 +1117,7 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     assert!(cleaned(&world, &limited));
     // An outage ends it, after a request without a reply.
     let (mut world, limited, endless) = in_doubt();
-    world.turn.retry_window = Duration::ZERO;
+    world.turn.policy.retry_window = Duration::ZERO;
     assert!(is_failed(&world.fails(FailureKind::Timeout)));
     assert!(cleaned(&world, &endless) && !cleaned(&world, &limited), "that one tries again");
     assert!(limited.told.is_turn() && world.leave(&limited) && cleaned(&world, &limited));
