@@ -265,7 +265,7 @@ impl Wanted {
     /// waits by then.
     #[must_use]
     pub fn wait_timeout(&self, time: Duration) -> bool {
-        match self.receiver.get().recv_deadline(end_of(time)) {
+        match receive(self.receiver.get(), end_of(time)) {
             Ok(never) => match never {},
             Err(_) => self.is_wanted(),
         }

@@ -1,19 +1,26 @@
 //! What threads do: they acquire, release, and pass on what they have.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::base::canceller::Canceller;
 use crate::base::clock;
 use crate::base::sync::executor::{self, Process};
 use crate::client::Client;
 use crate::error::Error;
 use crate::guards::guard::AnyGuard;
+use crate::guards::handle::LockHandle;
 use crate::guards::multi_mutex::MultiGuard;
-use crate::guards::mutex::OwnedGuard;
-use crate::guards::watches::Lost;
+use crate::guards::mutex::{Guard, OwnedGuard};
+use crate::guards::rw_lock::WriteGuard;
+use crate::guards::watches::{Lost, Wanted};
+use crate::protocol::hold::reliable;
 use crate::simulation::coping::{self, Unlock};
 use crate::simulation::deadlocks;
-use crate::simulation::judge::{SLACK, begin_hold};
+use crate::simulation::judge::{SLACK, WAKE_UP, begin_hold};
+use crate::simulation::terms::{Terms, cancel_later};
+use crate::simulation::uses::verify;
 use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
 
 /// What a thread has, or wants.
@@ -50,7 +57,8 @@ pub(super) enum Patience {
 }
 
 pub(super) struct Held {
-    pub(super) guard: Guarded,
+    /// A thread may use it while the judge looks at it.
+    pub(super) guard: Rc<Guarded>,
     pub(super) client: Process,
     /// The client that has acquired it: another one, if this one has adopted it.
     pub(super) owner: Process,
@@ -60,16 +68,21 @@ pub(super) struct Held {
     pub(super) left: Option<usize>,
     /// When the call that acquired it began.
     pub(super) begun: Instant,
+    /// Since when the guard exists.
+    pub(super) since: Instant,
     /// When its lease was found over: it must stay so.
     pub(super) over_since: Option<Instant>,
     /// A watch, which every other guard has until its client is closed. Whether such a guard is
     /// valid is asked of the watch, which changes nothing: the client must find out by itself.
     pub(super) lost: Option<Lost>,
+    pub(super) terms: Terms,
 }
 
-/// A guard of a lock, which can be passed on, of several, or another one.
+/// A guard, of which some can do more than others.
 pub(super) enum Guarded {
     Lock(OwnedGuard),
+    Own(Guard),
+    Writer(WriteGuard),
     Set(MultiGuard),
     Other(Box<dyn AnyGuard>),
 }
@@ -78,6 +91,8 @@ impl Guarded {
     fn guard(&self) -> &dyn AnyGuard {
         match self {
             Self::Lock(guard) => guard,
+            Self::Own(guard) => guard,
+            Self::Writer(guard) => guard,
             Self::Set(guard) => guard,
             Self::Other(guard) => &**guard,
         }
@@ -102,9 +117,28 @@ impl Guarded {
         self.guard().remaining()
     }
 
+    pub(super) fn verify(&self) -> Result<(), Error> {
+        self.guard().verify()
+    }
+
+    pub(super) fn renew(&self) -> Result<(), Error> {
+        self.guard().renew()
+    }
+
+    /// Returns a watch for other clients that wait, if there is one for this kind.
+    pub(super) fn wanted(&self) -> Option<Wanted> {
+        match self {
+            Self::Lock(guard) => Some(guard.wanted()),
+            Self::Own(guard) => Some(guard.wanted()),
+            _ => None,
+        }
+    }
+
     fn unlock(self) -> Result<(), Error> {
         match self {
             Self::Lock(guard) => guard.unlock(),
+            Self::Own(guard) => guard.unlock(),
+            Self::Writer(guard) => guard.unlock(),
             Self::Set(guard) => guard.unlock(),
             Self::Other(guard) => guard.unlock(),
         }
@@ -137,6 +171,18 @@ impl Held {
         self.side.includes(self.name, name)
     }
 
+    /// Returns `true` if it may be over because of its age. That counts from when its client has
+    /// asked for the first hold of its tenure.
+    pub(super) fn is_of_age(&self, before: Duration) -> bool {
+        let age = clock::elapsed(self.since) + before;
+        self.terms.max_hold.is_some_and(|most| age >= reliable(most))
+    }
+
+    /// Returns `true` if it must be over because of its age.
+    pub(super) fn is_too_old(&self) -> bool {
+        self.terms.max_hold.is_some_and(|most| clock::elapsed(self.since) > most)
+    }
+
     /// Returns `true` if both are guards of a hold that was adopted twice.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         self.left.is_some() && self.left == other.left
@@ -154,7 +200,11 @@ pub(super) struct CallState {
     pub(super) name: usize,
     pub(super) patience: Patience,
     pub(super) begun: Instant,
+    /// How long its client had been stopped by then, in all.
+    stopped: Duration,
     pub(super) side: Side,
+    /// When it was cancelled.
+    pub(super) cancelled: Option<Instant>,
 }
 
 /// Acquires something and checks how the call has ended.
@@ -165,18 +215,25 @@ pub(super) fn acquire(
     side: Side,
     patience: Patience,
 ) -> Option<usize> {
-    let (begun, number, text) = with(|world| {
+    let (begun, number, text, terms) = with(|world| {
         world.last_call += 1;
         world.tally.calls += 1;
         let begun = clock::now();
-        let call = CallState { client: process, name, patience, begun, side };
+        let (terms, cancelled) = (world.any_terms(), None);
+        let stopped = world.clients[process - 1].stopped;
+        let call = CallState { client: process, name, patience, begun, stopped, side, cancelled };
         world.calls.insert(world.last_call, call);
         world.watch();
-        (begun, world.last_call, world.names[name].name.clone())
+        (begun, world.last_call, world.names[name].name.clone(), terms)
     });
-    let stopped = with(|world| world.clients[process - 1].stopped);
     say(process, || format!("call {number}: wants {text:?} as {side:?}, waits {patience:?}"));
-    let result = request(client, process, name, side, patience);
+    let canceller = terms.cancel_after.map(|after| cancel_later(process, number, after));
+    let handles = Handles::new(client, terms, canceller);
+    let result = match request(&handles, process, name, side, patience) {
+        // As another call would say.
+        Err(Error::Timeout { .. }) if terms.has_own_wait => Ok(None),
+        result => result,
+    };
     let now = clock::now();
     let call = with(|world| {
         let call = world.calls.remove(&number).expect("it was added");
@@ -185,27 +242,8 @@ pub(super) fn acquire(
         names.for_each(|(_, name)| name.taken_at = now);
         call
     });
-    let took = now - begun;
-    let broken_by = with(|world| {
-        // Everything that the process was stopped for meanwhile counts for nothing.
-        let stopped = world.clients[process - 1].stopped.saturating_sub(stopped);
-        let took = took.saturating_sub(stopped);
-        let World { io_timeout, retry_window, .. } = *world;
-        let most = match (patience, &result) {
-            (Patience::For(time), _) => Some(time + io_timeout),
-            (Patience::None, _) => Some(retry_window + io_timeout * 2),
-            (Patience::Endless, _) => {
-                let closed = world.clients[process - 1].closed;
-                closed.map(|at| at.saturating_duration_since(begun) + io_timeout * 2)
-            }
-        };
-        if most.is_some_and(|most| took > most + SLACK) {
-            return Some(format!("call {number} took {took:?}, and may take {most:?}"));
-        }
-        None
-    });
-    if let Some(why) = broken_by {
-        broken(&why);
+    if let Err(why) = with(|world| world.check_end(&call, &result)) {
+        broken(&format!("call {number} {why}"));
     }
     match result {
         Ok(Some(guard)) => {
@@ -215,12 +253,24 @@ pub(super) fn acquire(
                 Side::Reader => fence >= last,
                 Side::Alone | Side::Own | Side::Set(_) => fence > last,
             };
-            let (client, owner, left) = (process, process, None);
+            let (client, owner, left, over_since) = (process, process, None, None);
             let is_open = with(|world| world.clients[process - 1].closed.is_none());
             let is_watched = is_open && number.is_multiple_of(2);
             let lost = if is_watched { Some(guard.lost()) } else { None };
-            let over_since = None;
-            let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
+            let (guard, since) = (Rc::new(guard), now);
+            let held = Held {
+                guard,
+                client,
+                owner,
+                name,
+                side,
+                left,
+                begun,
+                since,
+                over_since,
+                lost,
+                terms,
+            };
             Some(begin_hold(held, grows))
         }
         Ok(None) => {
@@ -258,8 +308,8 @@ pub(super) fn acquire(
                 deadlocks::check_error(names, clients);
                 return None;
             }
-            let is_expected = with(|world| world.may_fail(&error, process, begun));
-            if !is_expected {
+            let is_cancelled = matches!(error, Error::Cancelled { .. });
+            if !is_cancelled && !with(|world| world.may_fail(&error, process, begun)) {
                 broken(&format!("call {number} fails: {error}"));
             }
             None
@@ -267,9 +317,67 @@ pub(super) fn acquire(
     }
 }
 
+impl World {
+    /// Checks that a call ends in its time, and as it may if it was cancelled.
+    fn check_end(
+        &self,
+        call: &CallState,
+        result: &Result<Option<Guarded>, Error>,
+    ) -> Result<(), String> {
+        let CallState { begun, .. } = *call;
+        let (now, client) = (clock::now(), &self.clients[call.client - 1]);
+        // Everything that the process was stopped for meanwhile counts for nothing.
+        let stopped = client.stopped.saturating_sub(call.stopped);
+        let took = (now - begun).saturating_sub(stopped);
+        let Self { io_timeout, retry_window, .. } = *self;
+        let most = match call.patience {
+            Patience::For(time) => Some(time + io_timeout),
+            Patience::None => Some(retry_window + io_timeout * 2),
+            Patience::Endless => {
+                client.closed.map(|at| at.saturating_duration_since(begun) + io_timeout * 2)
+            }
+        };
+        let cancelled = call.cancelled.map(|at| at.saturating_duration_since(begun));
+        let most = most.into_iter().chain(cancelled.map(|after| after + io_timeout * 2)).min();
+        if let Some(most) = most.filter(|most| took > *most + SLACK) {
+            return Err(format!("took {took:?}, and may take {most:?}"));
+        }
+        match (result, call.cancelled) {
+            (Err(Error::Cancelled { .. }), None) => Err("is said to be cancelled".into()),
+            (Ok(Some(_)), Some(at)) if now > at + stopped + WAKE_UP => {
+                Err(format!("gets its hold {:?} after it was cancelled", now - at))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Makes the handles of one call.
+struct Handles<'a> {
+    client: &'a Client,
+    terms: Terms,
+    usual: Terms,
+    canceller: Option<Canceller>,
+}
+
+impl<'a> Handles<'a> {
+    fn new(client: &'a Client, terms: Terms, canceller: Option<Canceller>) -> Self {
+        let usual = with(|world| world.usual_terms());
+        Self { client, terms, usual, canceller }
+    }
+
+    fn of<K>(&self, handle: LockHandle<K>) -> LockHandle<K> {
+        let handle = self.terms.of(handle, &self.usual);
+        match &self.canceller {
+            Some(canceller) => handle.cancelled_by(canceller),
+            None => handle,
+        }
+    }
+}
+
 /// Attempts to get a hold.
 fn request(
-    client: &Client,
+    handles: &Handles<'_>,
     process: Process,
     name: usize,
     side: Side,
@@ -282,6 +390,9 @@ fn request(
     macro_rules! acquired {
         ($wrap:expr, $handle:expr, $lock:ident, $try_lock:ident, $try_lock_for:ident) => {
             match patience {
+                Patience::For(time) if handles.terms.has_own_wait => {
+                    Some($wrap($handle.wait(time).$lock()?))
+                }
                 Patience::None => $handle.$try_lock()?.map($wrap),
                 Patience::For(time) => $handle.$try_lock_for(time)?.map($wrap),
                 Patience::Endless => Some($wrap($handle.$lock()?)),
@@ -294,27 +405,29 @@ fn request(
             let mut names: Vec<_> = names.map(|at| NAMES[at]).collect();
             let count = names.len();
             names.rotate_left(process % count);
-            let set = client.multi_mutex(names);
+            let set = handles.of(handles.client.multi_mutex(names));
             acquired!(Guarded::Set, set, lock, try_lock, try_lock_for)
         }
         (Usage::Lock, _) => {
-            let mut mutex = client.mutex(&name);
+            let mut mutex = handles.of(handles.client.mutex(&name));
             if let Some(keep) = keep {
                 mutex = mutex.keep(keep);
             }
             if side == Side::Own {
-                return Ok(acquired!(other, mutex, lock, try_lock, try_lock_for));
+                return Ok(acquired!(Guarded::Own, mutex, lock, try_lock, try_lock_for));
             }
             acquired!(Guarded::Lock, mutex, lock_owned, try_lock_owned, try_lock_owned_for)
         }
         (Usage::ReadWrite, Side::Reader) => {
-            acquired!(other, client.rw_lock(&name), read, try_read, try_read_for)
+            let rw_lock = handles.of(handles.client.rw_lock(&name));
+            acquired!(other, rw_lock, read, try_read, try_read_for)
         }
         (Usage::ReadWrite, _) => {
-            acquired!(other, client.rw_lock(&name), write, try_write, try_write_for)
+            let rw_lock = handles.of(handles.client.rw_lock(&name));
+            acquired!(Guarded::Writer, rw_lock, write, try_write, try_write_for)
         }
         (Usage::Semaphore(permits), _) => {
-            let semaphore = client.semaphore(&name, permits);
+            let semaphore = handles.of(handles.client.semaphore(&name, permits));
             acquired!(other, semaphore, acquire, try_acquire, try_acquire_for)
         }
     })
@@ -326,6 +439,11 @@ fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
 
 /// Ends a hold.
 pub(super) fn release(process: Process, place: usize, drops: bool) {
+    let is_verified = !drops && with(|world| world.tally.acquired % 4 == 0);
+    if is_verified && !executor::follows_course() {
+        let guard = with(|world| world.guards[place].as_ref().map(|held| held.guard.clone()));
+        guard.inspect(|guard| verify(place, guard));
+    }
     let Some(held) = with(|world| {
         let held = world.guards[place].take()?;
         let names = (0..world.names.len()).filter(|at| held.is_of(*at));
@@ -334,18 +452,18 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     }) else {
         return;
     };
-    if !drops && !executor::follows_course() && with(|world| world.tally.acquired % 4 == 0) {
-        verify(&held);
-    }
     let unlock = Unlock::begin(&held);
+    let is_of_age = held.is_of_age(with(|world| world.age_before()));
     let Held { guard, name, side, left, .. } = held;
     // Another user of its ticket may have ended it.
     let may_fail = with(|world| {
         if let Some(at) = left {
             world.left[at].ends += 1;
         }
-        !world.is_calm || left.is_some_and(|at| world.left[at].is_shared)
+        let is_shared = left.is_some_and(|at| world.left[at].is_shared);
+        !world.is_calm || is_shared || is_of_age
     });
+    let guard = Rc::into_inner(guard).expect("it is not used");
     let fence = guard.fence(name);
     let verb = if drops { "drops" } else { "unlocks" };
     say(process, || format!("{verb} its {side:?} of name {name}, fence {fence:?}"));
@@ -367,16 +485,6 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     }
     for name in (0..NAMES.len()).filter(|at| side.includes(name, *at)) {
         end_release(process, name);
-    }
-}
-
-/// Asks whether a hold exists, and checks the answer.
-fn verify(held: &Held) {
-    let begun = with(|world| world.begin_verify(held));
-    let result = held.guard.guard().verify();
-    say(held.client, || format!("verified: {result:?}"));
-    if let Err(why) = with(|world| world.check_verify(&begun, &result)) {
-        broken(&format!("client {} verifies {begun:?}: {why}", held.client));
     }
 }
 

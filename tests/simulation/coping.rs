@@ -7,11 +7,14 @@ use crate::base::clock;
 use crate::base::sync::executor::Process;
 use crate::error::Error;
 use crate::simulation::calls::{CallState, Held, Patience};
-use crate::simulation::judge::SLACK;
+use crate::simulation::judge::{SLACK, WAKE_UP};
 use crate::simulation::reasons::{Reason, excused};
 use crate::simulation::record::{Asked, Said, Wish};
 use crate::simulation::world::{NAMES, World};
 use crate::store::hold_id::HoldId;
+
+/// The first pause between two releases of a hold in doubt.
+const PAYMENT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Checks that a call which has found the lock held has waited for as long as it may.
 pub(super) fn check_wait(call: &CallState) -> Result<(), String> {
@@ -47,12 +50,20 @@ impl World {
         if call.patience == Patience::Endless {
             // The first failure after an answer begins the time for which it tries again.
             let since = now.checked_sub(self.retry_window).unwrap_or(call.begun);
-            let is_meant =
-                |it: &&&Asked| matches!(it.subject.wish, Wish::Acquire(_)) && it.sent > since;
-            let tries: Vec<_> = asked.iter().filter(is_meant).collect();
+            let is_try = |it: &&&Asked| matches!(it.subject.wish, Wish::Acquire(_));
+            // Those of other threads may be answered while the one that fails now is not.
+            let mut failed = asked.iter().filter(is_try).filter(|it| !it.said().is_answer());
+            let failed = failed.next();
+            let is_own = |it: &&&Asked| {
+                it.sent > since && failed.is_none_or(|failed| failed.thread == it.thread)
+            };
+            let tries: Vec<_> = asked.iter().filter(is_try).filter(is_own).collect();
+            let failed = failed.map_or(now, |it| it.sent);
             // The servers of a quorum are asked at the same time.
             let mut tries = tries.chunk_by(|one, it| one.sent == it.sent);
-            let answers = |it: &[&&Asked]| it.iter().filter(|it| it.said().is_answer()).count();
+            let answers = |it: &[&&Asked]| {
+                it.iter().filter(|it| it.answered().is_some_and(|at| at <= failed)).count()
+            };
             let is_answered = tries.any(|it| answers(it) >= self.required());
             if is_answered && !excused(&[is_stopped]) {
                 return Err(format!("the servers have answered within {:?}", self.retry_window));
@@ -264,8 +275,12 @@ impl World {
             let asked =
                 names.flat_map(|at| self.record.latest(at).take_while(|it| it.sent >= since));
             let mut asked = asked.filter(|it| it.client == client);
+            // What comes later is read too late.
+            let last = begun + time.saturating_sub(self.network.latency * 4 + WAKE_UP);
+            let needs = PAYMENT_PAUSE * 2 + self.network.latency * 12;
             let reasons = [
-                (Reason::NoAnswer, asked.any(|it| it.answered().is_none())),
+                (Reason::NoAnswer, asked.any(|it| it.answered().is_none_or(|at| at > last))),
+                (Reason::TooBrief, time < needs && self.is_in_doubt(client, since)),
                 (Reason::ClientStopped, self.was_stopped(client, since)),
             ];
             return if excused(&reasons) { Ok(()) } else { Err(format!("it fails: {error}")) };
@@ -286,6 +301,13 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Returns `true` if a hold of a client is in doubt since then, by a request without an answer.
+    fn is_in_doubt(&self, client: Process, since: Instant) -> bool {
+        let since = since.checked_sub(self.network.lateness + self.io_timeout).unwrap_or(since);
+        let mut asked = (0..self.names.len()).flat_map(|at| self.record.latest(at));
+        asked.any(|it| it.client == client && it.sent >= since && it.said() == Said::Nothing)
     }
 
     /// Checks that clients end at the server what they need no longer, as soon as it answers.

@@ -10,6 +10,8 @@ use crate::client::Client;
 use crate::config::{Config, Deadlock};
 use crate::guards::mutex::Guard;
 use crate::simulation::calls::{Patience, Side, acquire, release};
+use crate::simulation::questions::ask_sometimes;
+use crate::simulation::uses::use_sometimes;
 use crate::simulation::world::{self, World, broken, say};
 
 /// How often a thread locks once more what it has.
@@ -86,6 +88,11 @@ impl Deadlocks {
         config.deadlock = if fails { Deadlock::Fail } else { Deadlock::Report };
         let (waits, bound, circles) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         Self { after, fails, waits, last_call: 0, bound, circles, found: 0, told: 0 }
+    }
+
+    /// Returns `true` if a thread has a name by a guard of its own which it trusts.
+    pub(super) fn has(&self, world: &World, thread: u64, name: usize) -> bool {
+        self.holders(world, name).contains(&thread)
     }
 
     /// Returns the threads that have a name by a guard of theirs which they trust.
@@ -249,6 +256,10 @@ pub(super) fn caller(client: &Client, process: Process, mut random: Random, call
             if has_it || !lock(client, process, name, &mut random, &mut held) {
                 break;
             }
+            ask_sometimes(client, process);
+            if let Some((place, ..)) = held.last() {
+                use_sometimes(process, *place);
+            }
             executor::sleep(random.time(Duration::from_millis(50)));
         }
         if random.permille(300) {
@@ -309,7 +320,10 @@ fn lock(
         }
     });
     let is_lost = |(place, name, _): &(usize, usize, bool)| {
-        with(|world, _| world.is_calm && !world.trusts(*place, *name))
+        with(|world, _| {
+            let is_safe = world.is_calm && world.max_hold.is_none();
+            is_safe && !world.trusts(*place, *name)
+        })
     };
     if held.iter().any(is_lost) {
         broken("a thread loses a lock while it waits for another, though nothing went wrong");

@@ -72,6 +72,8 @@ flaws! {
     RenewalRenewsAny,
     /// A renewal begins a hold that is gone.
     RenewalRevives,
+    /// A server reports for ever what it has reported of a name first.
+    ReportIsOld,
     /// A server of a quorum that has lost its data does not stay away for a lease.
     ReturnsTooSoon,
     /// A request counts as replicated although the replica has not acknowledged it in time.

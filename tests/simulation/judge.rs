@@ -29,8 +29,8 @@ pub(super) const LOOK: Duration = Duration::from_millis(20);
 /// How much later than it may a call may end, for the time that threads need to wake up.
 pub(super) const SLACK: Duration = Duration::from_millis(110);
 
-/// How long threads may hand a lock off: for 10 ms, and then a thread needs to wake up.
-const TENURE: Duration = Duration::from_millis(30);
+/// How much longer than a tenure threads may hand a lock off, which need to wake up.
+pub(super) const WAKE_UP: Duration = Duration::from_millis(20);
 
 /// How far tokens may be ahead of the server's clock, in microseconds: by those of a tenure, and
 /// some that were given one after the other.
@@ -138,6 +138,7 @@ impl World {
             }
             name.free_since = is_free[at].then(|| name.free_since.unwrap_or(now));
         }
+        self.look_for_questions();
         if !is_idle {
             self.watch();
         }
@@ -163,6 +164,13 @@ impl World {
         held.is_some_and(|Held { owner, guard, begun, .. }| {
             self.excuses_of(*owner, name, guard.fence(name), *begun).next().is_some()
         })
+    }
+
+    /// Returns how much older than its guard a hold may be, whose age counts from the request for
+    /// the first one of its tenure.
+    pub(super) fn age_before(&self) -> Duration {
+        let slow = if self.is_calm { Duration::ZERO } else { self.io_timeout };
+        self.tenure + self.slack() + slow + self.acks
     }
 
     /// Returns since when nothing goes wrong, if nothing does.
@@ -502,7 +510,7 @@ impl World {
         match &state.tenure {
             Some((tenure, since)) if *tenure == hold => {
                 let took = now - *since;
-                if took > TENURE {
+                if took > self.tenure + WAKE_UP {
                     return Err(format!("threads have handed {:?} off for {took:?}", state.name));
                 }
             }
@@ -609,11 +617,15 @@ impl World {
         let was_tried = state.taken_at >= since;
         let may_be_own =
             !self.is_calm || self.has_left(client, name) || is_awaited || is_first || was_tried;
-        // It counts for a call that does not wait, however old. A call for several may have this
-        // one.
+        // It counts for a call that does not wait, however old, or waits for less than a reply
+        // takes. A call for several may have this one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
-        let is_behind =
-            is_awaited && matches!(patience, Patience::None) || calls.any(|it| it.side.is_set());
+        let is_brief = match patience {
+            Patience::None => true,
+            Patience::For(time) => time < self.network.latency * 6,
+            Patience::Endless => false,
+        };
+        let is_behind = is_awaited && is_brief || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
@@ -749,6 +761,7 @@ pub(super) fn check_step(client: Process) {
         broken("a thread has panicked");
     }
     let broken_by = with(|world| {
+        let before = world.age_before();
         let World { guards, is_calm, left, .. } = world;
         let now = clock::now();
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
@@ -756,7 +769,10 @@ pub(super) fn check_step(client: Process) {
             if is_held && held.over_since.is_some() {
                 return Some(format!("a lost hold of client {client} is held again"));
             }
-            let is_ended = held.left.is_some_and(|at| left[at].ends > 0);
+            let is_ended = held.left.is_some_and(|at| left[at].ends > 0) || held.is_of_age(before);
+            if is_held && held.is_too_old() {
+                return Some(format!("client {client} has a hold for longer than it may"));
+            }
             if !is_held && *is_calm && !is_ended {
                 return Some(format!("client {client} loses a hold, though nothing went wrong"));
             }
@@ -924,7 +940,9 @@ pub(super) fn check_ended(client: Process, stats: &Stats) {
     if stats.acquired != ends || stats.held + stats.waiting + stats.kept > 0 {
         broken(&format!("client {client} is not quiet: {stats:?}"));
     }
-    let may_lose = |world: &mut World| world.left.iter().any(|left| left.is_shared);
+    let may_lose = |world: &mut World| {
+        world.max_hold.is_some() || world.left.iter().any(|left| left.is_shared)
+    };
     if stats.lost > 0 && with(|world| world.is_calm && !may_lose(world)) {
         broken(&format!("client {client} loses a hold, though nothing went wrong"));
     }

@@ -10,6 +10,7 @@ use crate::base::sync::executor::Process;
 use crate::error::LossCause;
 use crate::event::Event;
 use crate::guards::watches::Lost;
+use crate::protocol::hold::reliable;
 use crate::simulation::judge::SLACK;
 use crate::simulation::reasons::{Reason, excused};
 use crate::simulation::record::{Asked, Said, Wish};
@@ -58,7 +59,8 @@ impl World {
             LossCause::Expired => self.check_expiry(client, name, hold),
             LossCause::Forced if !state.was_forced => Err("no operator has ended it".into()),
             LossCause::Forced => self.check_gone(name, hold),
-            LossCause::MaxHold => Err("it has no age limit".into()),
+            LossCause::MaxHold if self.is_of_age(name, hold) => Ok(()),
+            LossCause::MaxHold => Err("it is not as old as it may be".into()),
             LossCause::Taken { by } if !state.had_hold.contains_key(by) => {
                 Err("that client had no hold".into())
             }
@@ -116,7 +118,8 @@ impl World {
         let now = clock::now();
         let promise = self.record.promised(name, hold, client, self.required(), SLACK);
         let Some(promise) = promise else { return Ok(()) };
-        if now + Duration::from_millis(1) < promise.until {
+        // The thread may have waited for the processor before the request.
+        if now + Duration::from_millis(5) < promise.until {
             return Err(format!("its lease lasts for {:?} more", promise.until - now));
         }
         let is_try = |it: &&Asked| {
@@ -125,13 +128,13 @@ impl World {
         };
         let mut tries: Vec<_> = self.record.of(name, hold).filter(is_try).collect();
         tries.reverse();
-        let mut due = promise.sent + self.lease / 3 + self.slack();
+        let mut due = promise.sent + promise.lease / 3 + self.slack();
         for it in tries {
             if it.sent > due {
                 break;
             }
             let ended = it.outcome.map_or(now, |(at, _)| at);
-            due = due.max(ended + self.lease / 20 + self.slack());
+            due = due.max(ended + promise.lease / 20 + self.slack());
         }
         if now <= due {
             return Ok(());
@@ -139,12 +142,20 @@ impl World {
         let reasons = [
             (Reason::ClientClosed, self.clients[client - 1].closed.is_some()),
             (Reason::ClientStopped, self.was_stopped(client, promise.sent)),
-            (Reason::NotRenewed, !self.renews || self.was_left(hold)),
+            (Reason::NotRenewed, !hold.is_renewed() || self.was_left(hold)),
+            (Reason::AgeLimit, self.is_of_age(name, hold)),
         ];
         if excused(&reasons) {
             return Ok(());
         }
         Err(format!("it was not renewed when that was due, {:?} ago", now - due))
+    }
+
+    /// Returns `true` if a hold may be over because of its age, if that is limited.
+    fn is_of_age(&self, name: usize, hold: &HoldId) -> bool {
+        let Some(most) = self.max_hold else { return false };
+        let first = self.record.first_asked(name, hold);
+        first.is_some_and(|first| clock::elapsed(first) >= reliable(most))
     }
 
     /// Returns `true` if a client was stopped for some of the time since then.

@@ -11,6 +11,7 @@ mod judge;
 mod ledger;
 mod losses;
 mod network;
+mod questions;
 mod quorum;
 mod reasons;
 mod record;
@@ -19,7 +20,9 @@ mod seeds;
 mod server;
 mod shape;
 mod silence;
+mod terms;
 mod tickets;
+mod uses;
 mod world;
 
 use std::cell::{Cell, RefCell};

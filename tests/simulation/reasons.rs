@@ -17,6 +17,8 @@ macro_rules! reasons {
 }
 
 reasons! {
+    /// The hold is as old as it may get.
+    AgeLimit,
     /// The client was closed or shut down.
     ClientClosed,
     /// The client was stopped while something was due.
@@ -32,6 +34,9 @@ reasons! {
     NoAnswer,
     /// The client does not renew the lease.
     NotRenewed,
+    /// A hold that a request without an answer may have begun is released twice, with a pause
+    /// between, and there was no time for that.
+    TooBrief,
 }
 
 /// How often a reason was the only one, and how often one of several.

@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::base::clock;
 use crate::base::failure::Failure;
-use crate::base::sync::executor::Process;
+use crate::base::sync::executor::{self, Process};
 use crate::protocol::hold::reliable;
 use crate::simulation::network::Pair;
 use crate::simulation::world::{self, NameState};
@@ -151,6 +151,8 @@ says_nothing_of_holds!(ReportReply, (), bool);
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) client: Process,
+    /// The thread that has sent it.
+    pub(super) thread: u64,
     pub(super) subject: Subject,
     pub(super) sent: Instant,
     /// When the client has had the outcome, and what it was.
@@ -198,7 +200,7 @@ pub(super) struct Places(Vec<(usize, usize)>);
 
 /// Notes a request that is sent now.
 pub(super) fn begin(pair: Pair, subjects: Vec<Subject>) -> Places {
-    let sent = clock::now();
+    let (sent, thread) = (clock::now(), executor::thread_number());
     world::with(|world| {
         let mut places = Places::default();
         for subject in subjects {
@@ -207,7 +209,7 @@ pub(super) fn begin(pair: Pair, subjects: Vec<Subject>) -> Places {
             let names = &mut world.record.names;
             names.resize_with(names.len().max(name + 1), Vec::new);
             places.0.push((name, names[name].len()));
-            names[name].push(Asked { client: pair.client, subject, sent, outcome: None });
+            names[name].push(Asked { client: pair.client, thread, subject, sent, outcome: None });
         }
         places
     })
@@ -252,6 +254,12 @@ impl Record {
         holds
     }
 
+    /// Returns when a client has first asked for a hold.
+    pub(super) fn first_asked(&self, name: usize, hold: &HoldId) -> Option<Instant> {
+        let is_acquire = |it: &&Asked| matches!(it.subject.wish, Wish::Acquire(_));
+        self.of(name, hold).filter(is_acquire).last().map(|it| it.sent)
+    }
+
     /// Returns until when a client may rely on a hold at least, and when the request was sent by
     /// which it may: the last one that so many servers have granted in time. A reply that comes
     /// within the `slack` before the hold is over counts for nothing.
@@ -276,17 +284,21 @@ impl Record {
             let Some(since) = granted.get(required - 1) else { continue };
             if best.as_ref().is_none_or(|best| *since + slack < best.until) {
                 let sent = group[0].sent;
-                let until = sent + reliable(group[0].lease().unwrap_or_default());
-                best = best.filter(|best| best.until > until).or(Some(Promise { until, sent }));
+                let lease = group[0].lease().unwrap_or_default();
+                let until = sent + reliable(lease);
+                let promise = Promise { until, sent, lease };
+                best = best.filter(|best| best.until > until).or(Some(promise));
             }
         }
         best
     }
 }
 
-/// Until when a client may rely on a hold, and when the request was sent by which it may.
+/// Until when a client may rely on a hold, and the request by which it may: when it was sent, and
+/// for which lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promise {
     pub(super) until: Instant,
     pub(super) sent: Instant,
+    pub(super) lease: Duration,
 }

@@ -15,9 +15,11 @@ use crate::simulation::deadlocks::{self, Deadlocks};
 use crate::simulation::faults::{Accident, Fault, HEALED_AFTER, happen};
 use crate::simulation::judge::observe;
 use crate::simulation::network::{Link, Network, Weather};
+use crate::simulation::questions::ask_sometimes;
 use crate::simulation::server::{Replica, Server, ServerClock};
 use crate::simulation::shape::Shape;
 use crate::simulation::tickets::leave_to_any;
+use crate::simulation::uses::{downgrade, use_sometimes};
 use crate::simulation::world::{
     DIRECTOR, NAMES, NameState, Tally, Usage, World, broken, conduct, config_of, finish, populate,
     say, start, with,
@@ -37,7 +39,9 @@ pub(super) fn run(seed: u64, shape: Shape, tells: bool) -> Result<Tally, String>
     };
     let has_quorum = seed % 8 == 7 && (seed / 64).is_multiple_of(2);
     let servers = if has_quorum { [3, 3, 4, 5][(seed / 8 % 4) as usize] } else { 1 };
-    conduct(&settings, || begin(random, shape, tells, latency, servers))
+    // What came later has chances of its own, so that seeds stay what they were.
+    let others = Random(!seed);
+    conduct(&settings, || begin(random, others, shape, tells, latency, servers))
 }
 
 fn weather(random: &mut Random, is_stormy: bool) -> Weather {
@@ -55,7 +59,14 @@ fn weather(random: &mut Random, is_stormy: bool) -> Weather {
 }
 
 /// Creates the world of a seed, and starts its threads.
-fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, servers: usize) {
+fn begin(
+    mut random: Random,
+    mut others: Random,
+    shape: Shape,
+    tells: bool,
+    latency: Duration,
+    servers: usize,
+) {
     // A server that is so far away that few round trips fit into a timeout is no calm world.
     let is_calm = random.permille(300) && latency < Duration::from_millis(10);
     let is_stormy = !is_calm && random.permille(600);
@@ -65,6 +76,13 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
     }
     let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
     let mut config = config_of(lease);
+    let own_terms = others.pick(&[0, 0, 200, 600]);
+    let shortest_lease = if own_terms > 0 { lease / 2 } else { lease };
+    let limits = own_terms > 0 && others.permille(500);
+    let max_hold = limits.then(|| lease * others.pick(&[1, 2, 5]) / 2);
+    if let Some(options) = Arc::get_mut(&mut config.options) {
+        options.tenure = others.pick(&[None, None, Some(Duration::ZERO), Some(lease / 3)]);
+    }
     // Leases that are not renewed run out beside calls that wait.
     if !is_calm
         && random.permille(150)
@@ -91,7 +109,7 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
     let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]).min(shape.clients);
     let names = random.pick(&[1, 1, 2, 3]).min(shape.names);
     let mut names: Vec<_> =
-        (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
+        (0..names).map(|number| NameState::any(number, shortest_lease, &mut random)).collect();
     let deadlocks = random.permille(200) && !is_quorum;
     let deadlocks = deadlocks.then(|| Deadlocks::new(&mut config, &mut random));
     if deadlocks.is_some() || is_quorum {
@@ -100,30 +118,18 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
         }
     }
     executor::observe(observe);
-    let server = |_| {
-        let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
-        let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
-        let block = if is_quorum { random.pick(&[u32::MAX, u32::MAX, 1, 3]) } else { u32::MAX };
-        let server = Server::new(MemoryServer::new(), ServerClock::new(ahead, rate));
-        Server { block, ..server }
-    };
-    let mut servers: Vec<_> = (0..servers).map(server).collect();
+    let mut servers: Vec<_> = (0..servers).map(|_| any_server(is_quorum, &mut random)).collect();
     if is_replicated {
         servers[0].replica = Some(Replica::new(&servers[0].memory, lag, now));
     }
     let links = (0..count).map(|_| Link::new(&servers, &config)).collect();
-    // The clients of a quorum propose tokens by clocks of their own.
     let wrong_clocks = is_quorum && random.permille(500);
-    let mut clocks_behind = Duration::ZERO;
-    for process in (1..=count).filter(|_| wrong_clocks) {
-        let ahead: i64 = random.pick(&[0, 1_000_000_000, -1_000_000, -1_000_000_000_000]);
-        executor::set_ahead(process, ahead);
-        clocks_behind = clocks_behind.max(Duration::from_nanos(ahead.unsigned_abs()));
-    }
+    let clocks_behind = if wrong_clocks { set_clocks(count, &mut random) } else { Duration::ZERO };
     let chance = Random(random.next());
     let ordered = random.permille(500) || is_quorum;
     let has_slow_replies = weather.slow > 0;
-    let mut network = Network::new(chance, weather, latency, lease, ordered, servers, links);
+    let mut network =
+        Network::new(chance, weather, latency, shortest_lease, ordered, servers, links);
     network.apart = random.permille(300);
     let is_reliable = is_calm;
     let is_mild = !network.weather.is_bad();
@@ -133,6 +139,11 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
         deadlocks,
         leaves,
         sets,
+        asks: others.pick(&[0, 0, 100, 300]),
+        own_terms,
+        shortest_lease,
+        max_hold,
+        random: others,
         is_calm,
         is_durable,
         has_slow_replies,
@@ -158,6 +169,26 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
         }
         direct(random, shape.faults);
     });
+}
+
+/// Lets clients of a quorum propose tokens by clocks of their own. Returns how far one is behind at
+/// most.
+fn set_clocks(clients: usize, random: &mut Random) -> Duration {
+    let mut behind = Duration::ZERO;
+    for process in 1..=clients {
+        let ahead: i64 = random.pick(&[0, 1_000_000_000, -1_000_000, -1_000_000_000_000]);
+        executor::set_ahead(process, ahead);
+        behind = behind.max(Duration::from_nanos(ahead.unsigned_abs()));
+    }
+    behind
+}
+
+fn any_server(is_quorum: bool, random: &mut Random) -> Server {
+    let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
+    let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
+    let block = if is_quorum { random.pick(&[u32::MAX, u32::MAX, 1, 3]) } else { u32::MAX };
+    let server = Server::new(MemoryServer::new(), ServerClock::new(ahead, rate));
+    Server { block, ..server }
 }
 
 /// Returns the settings of a world, for the head of its history.
@@ -186,6 +217,8 @@ fn settings_of(world: &World, config: &Config) -> String {
     flag(world.deadlocks.is_some(), "threads that wait while they hold");
     flag(world.leaves > 0, "tickets");
     flag(world.sets > 0, "sets");
+    flag(world.asks > 0, "questions");
+    flag(world.own_terms > 0, "calls with terms of their own");
     for name in &world.names {
         let kept = name.keep.map(|keep| format!(", kept for {keep:?}")).unwrap_or_default();
         write!(text, "; {:?} is a {:?}{kept}", name.name, name.usage).unwrap_or_default();
@@ -248,7 +281,10 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
             3..6 => Patience::For(random.time(Duration::from_secs(1))),
             _ => Patience::Endless,
         };
+        ask_sometimes(client, process);
         let Some(place) = acquire(client, process, name, side, patience) else { continue };
+        ask_sometimes(client, process);
+        use_sometimes(process, place);
         let time = match random.below(20) {
             0..8 => Duration::ZERO,
             8..15 => random.time(Duration::from_millis(20)),
@@ -260,7 +296,14 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
         } else {
             watch(place, name, time);
         }
-        if side == Side::Alone && random.permille(with(|world| world.leaves_of(name))) {
+        let place = if with(|world| world.is_downgraded(name, side)) {
+            let Some(reader) = downgrade(process, place) else { continue };
+            executor::sleep(time);
+            reader
+        } else {
+            place
+        };
+        if side == Side::Alone && random.permille(with(|world| world.leaves_of(name, place))) {
             leave_to_any(process, place, &mut random);
         } else {
             release(process, place, random.permille(700));

@@ -29,7 +29,7 @@ pub(super) fn check(world: &mut World, now: Instant) -> Option<String> {
     let slack = world.io_timeout * 3 + LOOK_UP + on_the_way;
     let free_for = world.backoff_max + OFFER * 2 + LOOK + on_the_way;
     for (number, call) in &world.calls {
-        let CallState { client, name, begun, side, patience } = *call;
+        let CallState { client, name, begun, side, patience, .. } = *call;
         let (state, link) = (&world.clients[client - 1], &world.network.links[client - 1]);
         let text = &world.names[name].name;
         let is_over = state.closed.is_some() || state.is_dead;

@@ -1,5 +1,6 @@
 //! Holds that threads leave to be adopted, and what becomes of each.
 
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::TryRecvError;
@@ -12,6 +13,8 @@ use crate::guards::mutex::OwnedGuard;
 use crate::simulation::calls::{Guarded, Held, Side, end_release, release};
 use crate::simulation::faults::stop_soon;
 use crate::simulation::judge::begin_hold;
+use crate::simulation::terms::Terms;
+use crate::simulation::uses::use_sometimes;
 use crate::simulation::world::{Usage, World, broken, say, start, with};
 use crate::store::hold_id::HoldId;
 use crate::ticket::Ticket;
@@ -67,9 +70,12 @@ impl World {
         }
     }
 
-    /// Returns how often, per mille, a thread leaves its hold of a name.
-    pub(super) fn leaves_of(&self, name: usize) -> u64 {
-        if self.names[name].usage == Usage::Lock { self.leaves } else { 0 }
+    /// Returns how often, per mille, a thread leaves a hold of a name. One with an age limit stays.
+    pub(super) fn leaves_of(&self, name: usize, place: usize) -> u64 {
+        let held = self.guards[place].as_ref();
+        let has_limit = held.is_none_or(|held| held.terms.max_hold.is_some());
+        let can_be_left = self.names[name].usage == Usage::Lock && !has_limit;
+        if can_be_left { self.leaves } else { 0 }
     }
 
     /// Returns how many servers have a hold that was left.
@@ -96,6 +102,7 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
         world.releasing.extend(held.as_ref().map(|held| (from, held.name)));
         held
     })?;
+    let guard = Rc::into_inner(guard).expect("it is not used");
     let Guarded::Lock(guard) = guard else { unreachable!("only locks are left") };
     let (fence, sent, lost) = (guard.fence(), clock::now(), guard.lost());
     let result = guard.detach();
@@ -221,7 +228,7 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
                 broken(&format!("{what:?} of the hold with fence {fence}, which was over"));
             }
             if let (Some(guard), Use::Adopt(holds)) = (guard, what) {
-                have(guard, process, at, holds);
+                have(guard, ticket.hold.lease, process, at, holds);
             }
             return;
         }
@@ -255,7 +262,7 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
 }
 
 /// Has an adopted hold for some time.
-fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
+fn have(guard: OwnedGuard, lease: Duration, client: Process, at: usize, holds: Duration) {
     let begun = clock::now();
     let (held, fence, is_back) = with(|world| {
         world.tally.adopted += 1;
@@ -265,14 +272,17 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
         world.left[at].ends += u32::from(state.closed.is_some() || is_late);
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.is_unasked(&world.left[at].id);
-        let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
-        let over_since = None;
-        let lost = None;
-        let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
+        let (guard, side, left) = (Rc::new(Guarded::Lock(guard)), Side::Alone, Some(at));
+        let (over_since, lost) = (None, None);
+        let terms = Terms { lease, ..world.usual_terms() };
+        let since = clock::now();
+        let held =
+            Held { guard, client, owner, name, side, left, begun, since, over_since, lost, terms };
         (held, fence, is_back)
     });
     say(client, || format!("adopts the hold with fence {fence}"));
     let place = begin_hold(held, |last, found, _| found == fence && (found >= last || is_back));
+    use_sometimes(client, place);
     executor::sleep(holds);
     release(client, place, false);
 }

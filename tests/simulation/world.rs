@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock;
 use crate::base::event_thread::Events;
-use crate::base::sync::executor::{self, End, Process, Settings};
+use crate::base::sync::executor::{self, End, Process, Random, Settings};
 use crate::client::Client;
 use crate::config::{Config, LockOptions};
 use crate::local::shared::Shared;
@@ -21,6 +21,7 @@ use crate::simulation::faults::{Accident, heal};
 use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step, forget_events};
 use crate::simulation::ledger::Ledger;
 use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
+use crate::simulation::questions::Seen;
 use crate::simulation::quorum::quorum;
 use crate::simulation::record::Record;
 use crate::simulation::server::Server;
@@ -34,6 +35,9 @@ pub(super) const SERVER: Process = 0;
 pub(super) fn process_of(server: usize) -> Process {
     if server == 0 { SERVER } else { NOWHERE - server }
 }
+
+/// How long threads hand a lock off, unless the settings say otherwise.
+const TENURE: Duration = Duration::from_millis(10);
 
 /// No simulation lasts longer.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
@@ -79,6 +83,12 @@ pub(super) struct World {
     pub(super) leaves: u64,
     /// How often, per mille, a thread takes several locks at once.
     pub(super) sets: u64,
+    /// Chooses what was not always chosen, so that earlier seeds stay what they were.
+    pub(super) random: Random,
+    /// How often, per mille, a thread asks something, and what the servers have had since then.
+    pub(super) asks: u64,
+    pub(super) questions: Vec<Seen>,
+    pub(super) last_question: u64,
     pub(super) excuses: Vec<Excuse>,
     /// Holds that have begun without a request that their clients know of: the server has older
     /// data, or has executed a request twice. Each with the greatest token then.
@@ -97,6 +107,12 @@ pub(super) struct World {
     pub(super) accidents: Vec<Accident>,
     pub(super) lease: Duration,
     pub(super) renews: bool,
+    /// How often, per mille, a call has terms of its own; the shortest lease, and the age limit.
+    pub(super) own_terms: u64,
+    pub(super) shortest_lease: Duration,
+    pub(super) max_hold: Option<Duration>,
+    /// How long threads hand a lock off.
+    pub(super) tenure: Duration,
     pub(super) io_timeout: Duration,
     pub(super) retry_window: Duration,
     pub(super) backoff_max: Duration,
@@ -194,6 +210,7 @@ pub(super) struct Tally {
     pub(super) acquired: u64,
     /// The sets of locks among these.
     pub(super) sets: u64,
+    pub(super) questions: u64,
     pub(super) busy: u64,
     pub(super) failed: u64,
     pub(super) lost: u64,
@@ -216,6 +233,7 @@ impl Tally {
         self.calls += other.calls;
         self.acquired += other.acquired;
         self.sets += other.sets;
+        self.questions += other.questions;
         self.busy += other.busy;
         self.failed += other.failed;
         self.lost += other.lost;
@@ -329,6 +347,10 @@ impl World {
             left: Vec::new(),
             leaves: 0,
             sets: 0,
+            random: Random::default(),
+            asks: 0,
+            questions: Vec::new(),
+            last_question: 0,
             excuses: Vec::new(),
             unasked: Vec::new(),
             late: Vec::new(),
@@ -339,6 +361,10 @@ impl World {
             acks: config.durability.timeout(),
             lease,
             renews: config.options.renew,
+            own_terms: 0,
+            shortest_lease: lease,
+            max_hold: None,
+            tenure: config.options.tenure.unwrap_or(TENURE).min(lease / 3),
             io_timeout: config.io_timeout(lease),
             retry_window: config.retry_window,
             backoff_max: config.backoff.1,

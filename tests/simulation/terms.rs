@@ -1,0 +1,100 @@
+//! What differs from call to call: the terms of a hold, and how a call may end.
+
+use std::time::Duration;
+
+use crate::base::canceller::Canceller;
+use crate::base::clock;
+use crate::base::sync::executor::{self, Process};
+use crate::guards::handle::LockHandle;
+use crate::simulation::world::{World, say, with};
+
+/// The terms of one call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) lease: Duration,
+    pub(super) renew: bool,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) note: Option<&'static str>,
+    /// Whether the handle says for how long the call waits, and not the call.
+    pub(super) has_own_wait: bool,
+    /// After which time another thread cancels the call.
+    pub(super) cancel_after: Option<Duration>,
+}
+
+impl World {
+    /// Returns the terms of a call in which nothing is special.
+    pub(super) fn usual_terms(&self) -> Terms {
+        Terms {
+            lease: self.lease,
+            renew: self.renews,
+            max_hold: None,
+            note: None,
+            has_own_wait: false,
+            cancel_after: None,
+        }
+    }
+
+    /// Returns the terms of the next call.
+    pub(super) fn any_terms(&mut self) -> Terms {
+        let mut terms = self.usual_terms();
+        let random = &mut self.random;
+        if !random.permille(self.own_terms) {
+            return terms;
+        }
+        if random.permille(400) {
+            terms.lease = random.pick(&[self.shortest_lease, terms.lease * 2 / 3]);
+        }
+        terms.renew &= self.is_calm || random.permille(850);
+        if random.permille(250) {
+            terms.max_hold = self.max_hold;
+        }
+        // The servers of a quorum here know no notes.
+        if random.permille(300) && self.network.servers.len() == 1 {
+            terms.note = Some(random.pick(&["for tests", "for people"]));
+        }
+        terms.has_own_wait = random.permille(500);
+        if random.permille(200) {
+            let longest = random.pick(&[0, 1, 20, 500]);
+            terms.cancel_after = Some(random.time(Duration::from_millis(longest)));
+        }
+        terms
+    }
+}
+
+impl Terms {
+    /// Returns a handle with these terms.
+    pub(super) fn of<K>(&self, handle: LockHandle<K>, usual: &Self) -> LockHandle<K> {
+        let mut handle = handle;
+        if self.lease != usual.lease {
+            handle = handle.lease(self.lease);
+        }
+        if self.renew != usual.renew {
+            handle = handle.renew(self.renew);
+        }
+        if let Some(max_hold) = self.max_hold {
+            handle = handle.max_hold(max_hold);
+        }
+        if let Some(note) = self.note {
+            handle = handle.note(note);
+        }
+        handle
+    }
+}
+
+/// Lets another thread cancel a call after some time.
+pub(super) fn cancel_later(process: Process, number: u64, after: Duration) -> Canceller {
+    let canceller = Canceller::new();
+    let copy = canceller.clone();
+    executor::spawn(Some(process), move || {
+        executor::sleep(after);
+        let is_there = with(|world| {
+            let call = world.calls.get_mut(&number);
+            call.map(|call| call.cancelled = Some(clock::now())).is_some()
+        });
+        if is_there {
+            say(process, || format!("call {number}: is cancelled"));
+        }
+        copy.cancel();
+    });
+    canceller
+}
