@@ -6,13 +6,12 @@
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Select};
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
     parking_lot::{Condvar, Mutex, MutexGuard},
     std::sync::atomic::AtomicBool,
-    std::thread::yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]
@@ -82,6 +81,46 @@ pub(crate) fn receive<T: 'static>(
         return executor::receive(receiver, deadline);
     }
     receiver.recv_deadline(deadline)
+}
+
+/// Blocks until one of `receivers` has a message or is disconnected, or until the deadline. Returns
+/// `false` if none has.
+pub(crate) fn wait_for_any<'a, T: 'static>(
+    receivers: impl IntoIterator<Item = &'a Receiver<T>>,
+    deadline: Instant,
+) -> bool {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if executor::can_block() {
+        return executor::wait_for_any(receivers.into_iter().cloned().collect(), deadline);
+    }
+    let mut select = Select::new();
+    for receiver in receivers {
+        select.recv(receiver);
+    }
+    select.ready_deadline(deadline).is_ok()
+}
+
+/// Locks a mutex that other threads hold while they wait for servers. Returns `None` if that takes
+/// longer than until the deadline.
+pub(crate) fn lock_until<T>(
+    mutex: &parking_lot::Mutex<T>,
+    deadline: Instant,
+) -> Option<parking_lot::MutexGuard<'_, T>> {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if executor::can_block() {
+        return executor::retry_until(deadline, || mutex.try_lock());
+    }
+    mutex.try_lock_until(deadline)
+}
+
+/// Lets another thread run.
+#[cfg(not(all(test, leasehold_shuttle)))]
+pub(crate) fn yield_now() {
+    #[cfg(all(test, unix))]
+    if executor::can_block() {
+        return executor::yield_now();
+    }
+    thread::yield_now();
 }
 
 /// Starts a thread.

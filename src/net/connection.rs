@@ -14,7 +14,7 @@ use std::{io, mem, process};
 
 use redis::{RedisError, Value};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::factory::{ConnectionFactory, ELSEWHERE, OpenSocket, Validity};
@@ -47,7 +47,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         Self {
             factory,
             socket: None,
@@ -79,7 +79,7 @@ impl Connection {
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
         let end = socket.validity.and_then(|validity| validity.end);
-        let has_expired = end.is_some_and(|end| Instant::now() >= end);
+        let has_expired = end.is_some_and(|end| clock::now() >= end);
         // Any thread that finds out that the server may have moved raises the epoch.
         if has_expired || socket.epoch != self.factory.epoch.load(Ordering::SeqCst) {
             return false;
@@ -98,7 +98,7 @@ impl Connection {
     /// Returns `true` if the socket can carry the next request. Bytes that arrive while nothing is
     /// in flight are not a reply: they may say why the server is about to close the connection.
     pub(super) fn is_ready(&mut self) -> bool {
-        let now = Instant::now();
+        let now = clock::now();
         let is_idle = self.in_flight.is_empty() && now.duration_since(self.used) >= IDLE;
         self.used = now;
         if is_idle && self.stream().is_some_and(|stream| stream.look() != Arrived::Nothing) {
@@ -117,13 +117,13 @@ impl Connection {
     /// Returns the validity of the socket, if it is time to replace it.
     pub(crate) fn retiring(&self) -> Option<Validity> {
         let validity = self.socket.as_ref()?.validity?;
-        if Instant::now() >= validity.retire_at { Some(validity) } else { None }
+        if clock::now() >= validity.retire_at { Some(validity) } else { None }
     }
 
     /// Returns when to replace the socket or, after that, when it can no longer be used.
     pub(crate) fn next_change(&self) -> Option<Instant> {
         let Validity { retire_at, end, .. } = self.socket.as_ref()?.validity?;
-        if Instant::now() < retire_at { Some(retire_at) } else { end }
+        if clock::now() < retire_at { Some(retire_at) } else { end }
     }
 
     /// Opens the connection unless it is open, and ensures that it leads to the right server, as
@@ -161,7 +161,7 @@ impl Connection {
             "`connect_timeout` and `io_timeout`"
         };
         // An attempt that had no time left says nothing about the server.
-        let shows_something = Instant::now() < deadline;
+        let shows_something = clock::now() < deadline;
         let deadline = deadline.min(limit);
         let mut opened = self.open(deadline).or_else(|failure| {
             // There may be other credentials by now.
@@ -173,7 +173,7 @@ impl Connection {
         // The first address of a host may be that of a replica.
         while let Err(failure) = &opened
             && failure.code == ELSEWHERE
-            && Instant::now() < deadline
+            && clock::now() < deadline
         {
             opened = self.open(deadline);
         }
@@ -353,8 +353,8 @@ impl Connection {
     /// Reads the replies that have arrived, without waiting, and for a moment at most: the thread
     /// has other work.
     pub(crate) fn collect(&mut self) {
-        let begun = Instant::now();
-        while begun.elapsed() < COLLECT && self.receive(WaitFor::Nothing) {}
+        let begun = clock::now();
+        while clock::elapsed(begun) < COLLECT && self.receive(WaitFor::Nothing) {}
     }
 
     /// Reads all outstanding replies. Closes the connection if they have not arrived by then.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::durability::Durability;
 use crate::net::packed::{Reply, Request};
@@ -43,7 +44,7 @@ impl Demand {
     /// Returns the request to wait, with a timeout that lets the server still reply by the
     /// deadline.
     pub(crate) fn request(&self, deadline: Instant) -> Request {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(clock::now());
         let time = self.timeout.min(left / 8 * 7);
         // Zero would mean no limit.
         let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -56,7 +57,7 @@ impl Demand {
 
     /// Returns a request that is answered at once, and is rejected if the real one would be.
     pub(crate) fn probe(&self) -> Request {
-        Self { replicas: 0, ..*self }.request(Instant::now())
+        Self { replicas: 0, ..*self }.request(clock::now())
     }
 
     /// Decides by the reply of `server` to the request to wait whether the write counts. Returns

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::{Phase, lasts};
@@ -136,7 +136,7 @@ impl Validity {
     fn new(credentials_end: Option<Instant>, max_lifetime: Option<Duration>) -> Option<Self> {
         let ends = credentials_end.into_iter().chain(max_lifetime.map(end_of));
         let validities = ends.map(|end| {
-            let spare = end.saturating_duration_since(Instant::now()) / 5;
+            let spare = end.saturating_duration_since(clock::now()) / 5;
             let retire_at = end.checked_sub(spare).unwrap_or(end);
             Self { retire_at, end: credentials_end, spare }
         });
@@ -212,7 +212,7 @@ impl ConnectionFactory {
     /// Asks the route whether the server has moved, unless that is known. Takes at most half of the
     /// time, which leaves the other half for the request.
     pub(crate) fn refresh(&self, route: &Route, deadline: Instant) {
-        let now = Instant::now();
+        let now = clock::now();
         let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
         if !left.is_zero() {
             route.refresh(now + left / 2);
@@ -259,7 +259,7 @@ impl ConnectionFactory {
         if !may_pass {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let mut useless = self.useless.lock();
         let (shortest, longest) = PAUSES;
         let (pause, until) = match &*useless {
@@ -287,7 +287,7 @@ impl ConnectionFactory {
     /// Returns the failure that callers pause for, and the end of the pause, if there is one.
     pub(super) fn pause(&self) -> Option<(Failure, Instant)> {
         let useless = self.useless.lock();
-        let last = useless.as_ref().filter(|last| Instant::now() < last.until)?;
+        let last = useless.as_ref().filter(|last| clock::now() < last.until)?;
         // A route may lead to another server by now.
         if last.failure.server != self.label() {
             return None;
@@ -367,7 +367,7 @@ impl ConnectionFactory {
         if addresses.is_empty() || !self.suspects_mismatch.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        let now = Instant::now();
+        let now = clock::now();
         let last = self.known.lock().found_no_mismatch;
         if last.is_some_and(|last| now - last < MISMATCH_INTERVAL) {
             return Ok(());
@@ -425,10 +425,10 @@ impl ConnectionFactory {
             && known.addresses.iter().any(|address| !addresses.contains(address));
         // A DNS server may rotate a host's addresses, and each answer would then end all
         // connections.
-        if has_moved && known.moved.is_some_and(|moved| moved.elapsed() < MOVE_INTERVAL) {
+        if has_moved && known.moved.is_some_and(|moved| clock::elapsed(moved) < MOVE_INTERVAL) {
             return None;
         }
-        let moved = if has_moved { Some(Instant::now()) } else { known.moved };
+        let moved = if has_moved { Some(clock::now()) } else { known.moved };
         known.server = server.clone();
         known.addresses = addresses.to_vec();
         known.moved = moved;

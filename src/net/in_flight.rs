@@ -16,6 +16,7 @@ use std::{mem, ptr};
 
 use redis::Value;
 
+use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
 use crate::net::packed::{Reply, ReplySlot, Request, Script};
@@ -169,7 +170,7 @@ impl InFlight {
             let asking = Request::command(&redis::cmd("ASKING"));
             self.push_one(Exchange::new(asking, exchange.deadline, ReplyTo::Nowhere), out);
         }
-        exchange.sent = Some(Instant::now());
+        exchange.sent = Some(clock::now());
         out.extend_from_slice(&exchange.request.bytes);
         if exchange.is_posted() {
             self.posted += exchange.request.bytes.len();
@@ -192,7 +193,7 @@ impl InFlight {
         server: impl FnOnce() -> Arc<str>,
         out: &mut Vec<u8>,
     ) -> bool {
-        self.last_reply = Some(Instant::now());
+        self.last_reply = Some(clock::now());
         let Some(mut exchange) = self.queue.pop_front() else { return true };
         if exchange.is_posted() {
             self.posted -= exchange.request.bytes.len();

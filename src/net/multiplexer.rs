@@ -22,13 +22,12 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::random;
-use crate::base::sync::yield_now;
+use crate::base::sync::{sleep, yield_now};
 use crate::config::Config;
 use crate::net::demand::Demand;
 use crate::net::factory::ConnectionFactory;
@@ -128,18 +127,18 @@ impl Multiplexer {
     /// it began. Leaves at least half of its time for its own attempt.
     fn await_next_try(&self, deadline: Instant) {
         if let Some((_, end)) = self.factory.pause() {
-            let now = Instant::now();
+            let now = clock::now();
             let most = deadline.saturating_duration_since(now) / 2;
             // The callers wake at random times. If the first one fails, the others pause again.
             let turn = Duration::from_millis(random() % TURNS);
-            thread::sleep((end.saturating_duration_since(now) + turn).min(most));
+            sleep((end.saturating_duration_since(now) + turn).min(most));
         }
     }
 
     /// Sends a request ahead of the thread that then waits for the reply with [`Self::reply`]. Does
     /// not block, and sends nothing unless an open connection is free.
     pub(crate) fn send_ahead(&self, request: Request, deadline: Instant) -> Option<Arc<ReplySlot>> {
-        let now = Instant::now();
+        let now = clock::now();
         let mut idle = self.queue.take_idle(now)?;
         let mut own = None;
         if idle.connection.is_usable() {
@@ -205,7 +204,7 @@ impl Multiplexer {
     /// without waiting for room. A reply after `deadline` does not count. Returns the requests that
     /// were not sent.
     pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
-        let now = Instant::now();
+        let now = clock::now();
         let mut unsent = posted;
         // A connection that is given back too early would be taken again.
         let mut taken = Vec::new();
@@ -240,7 +239,7 @@ impl Multiplexer {
                 None if is_swept => yield_now(),
                 // The queue is served in order, so once this is answered, everything before it was
                 // sent.
-                None if is_queued && Instant::now() < deadline => drop(self.ping(deadline)),
+                None if is_queued && clock::now() < deadline => drop(self.ping(deadline)),
                 None => return,
             }
         }
@@ -371,7 +370,7 @@ impl Multiplexer {
     /// Reads replies that have been outstanding for a while, and closes the connections over which
     /// something is overdue. Sends the remaining queue.
     fn sweep(&self) {
-        let now = Instant::now();
+        let now = clock::now();
         for mut due in self.queue.begin_sweep(now) {
             due.connection.collect();
             if due.connection.in_flight.queue.iter().any(|next| next.deadline <= now) {
@@ -397,6 +396,7 @@ mod tests {
     use std::mem;
     use std::net::{TcpListener, TcpStream};
     use std::sync::mpsc;
+    use std::thread;
     use std::time::Duration;
 
     use redis::Value;

@@ -11,7 +11,7 @@ use itoa::Buffer;
 use redis::{Cmd, Value};
 
 use crate::base::failure::Failure;
-use crate::base::sync::{Condvar, Mutex, wait_while};
+use crate::base::sync::{Condvar, Mutex, wait_while, wake_one};
 
 /// The reply of a server to a request.
 pub(crate) type Reply = Result<Value, Failure>;
@@ -188,7 +188,7 @@ impl ReplySlot {
         state.is_reader |= waits;
         drop(state);
         if waits {
-            self.changed.notify_one();
+            wake_one(&self.changed);
         }
         waits
     }
@@ -205,7 +205,7 @@ impl ReplySlot {
         if state.missing == 0 {
             // Not under the lock, which the woken thread takes first.
             drop(state);
-            self.changed.notify_one();
+            wake_one(&self.changed);
         }
     }
 

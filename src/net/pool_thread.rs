@@ -10,6 +10,8 @@ use std::{io, thread};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::sync::AtomicBool;
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+use crate::base::sync::executor;
 
 /// Outstanding replies on a connection that no thread uses are read this much later, unless a
 /// thread has read them before.
@@ -44,6 +46,13 @@ impl PoolThread {
     /// Runs `work` on the thread after a delay, unless the thread has ended by then.
     #[cfg(not(all(test, leasehold_shuttle)))]
     pub(super) fn after(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
+        #[cfg(all(test, unix))]
+        if executor::is_active() {
+            return executor::spawn(None, move || {
+                executor::sleep(delay);
+                work();
+            });
+        }
         self.0.execute_after(delay, work);
     }
 

@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use crate::base::clock;
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
@@ -83,7 +84,7 @@ impl PostWriter {
 
     /// Waits for the server. After a wait that failed, fails at once for as long as that wait took.
     fn wait(&self, wait: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        let begun = Instant::now();
+        let begun = clock::now();
         if let Some((until, failure)) = &*self.failure.lock()
             && begun < *until
         {
@@ -91,7 +92,7 @@ impl PostWriter {
         }
         // Not under the lock, so that threads at other connections do not wait for this one.
         wait().inspect_err(|failure| {
-            let now = Instant::now();
+            let now = clock::now();
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));
         })
     }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
+use crate::base::sync::lock_until;
 use crate::base::{printable, with_port};
 
 pub(super) const VALID_FOR: Duration = Duration::from_millis(500);
@@ -119,7 +120,7 @@ impl Route {
         if self.is_current() {
             return;
         }
-        let Some(mut ask) = self.ask.try_lock_until(deadline) else { return };
+        let Some(mut ask) = lock_until(&self.ask, deadline) else { return };
         if self.is_current() {
             // Another thread has asked in the meantime.
             return;

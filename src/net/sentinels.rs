@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::callbacks::AddressMap;
 use crate::error::{Phase, Result as ApiResult};
@@ -99,7 +99,7 @@ impl Sentinels {
             // The master may move while the answer is on its way, so the answer is as old as the
             // question.
             let asked = Moment::now();
-            let now = Instant::now();
+            let now = clock::now();
             let left = u32::try_from(self.connections.len() - place).unwrap_or(u32::MAX);
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(place, now + share) {

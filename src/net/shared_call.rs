@@ -10,14 +10,16 @@
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use parking_lot::Mutex;
 
+use crate::base::clock;
+use crate::base::sync::{receive, spawn};
 use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
 
 /// How long to keep an answer that no caller has waited for.
@@ -70,7 +72,7 @@ where
     pub(super) fn call(&self, argument: &K, deadline: Instant) -> io::Result<T> {
         let call = self.join(argument)?;
         // Nothing is ever sent.
-        let Err(end) = call.ended.recv_deadline(deadline);
+        let Err(end) = receive(&call.ended, deadline);
         let answer = call.answer.get().map(|(answer, _)| answer.clone());
         if answer.is_none() && end == RecvTimeoutError::Timeout {
             let why = format!("{} took too long", self.what);
@@ -83,10 +85,11 @@ where
 
     fn join(&self, argument: &K) -> io::Result<SharedCall<K, T>> {
         let mut calls = self.calls.lock();
-        calls.retain(|call| call.answer.get().is_none_or(|(_, come)| come.elapsed() <= KEPT));
+        calls
+            .retain(|call| call.answer.get().is_none_or(|(_, come)| clock::elapsed(*come) <= KEPT));
         let same: Vec<_> = calls.iter().filter(|call| call.argument == *argument).collect();
         if let Some(last) = same.last() {
-            let enough = same.len() >= CALLS_MAX || last.begun.elapsed() < self.slow_after;
+            let enough = same.len() >= CALLS_MAX || clock::elapsed(last.begun) < self.slow_after;
             // Threads that ask at the same time share one answer. If a call hangs, a later caller
             // starts another one.
             if let Some(over) = same.iter().find(|call| call.is_over()) {
@@ -98,15 +101,15 @@ where
         let (end, ended) = bounded(0);
         let call = SharedCall {
             argument: argument.clone(),
-            begun: Instant::now(),
+            begun: clock::now(),
             answer: Arc::default(),
             ended,
         };
         let this = call.clone();
         let function = self.function.clone();
-        thread::Builder::new().name(self.thread.into()).spawn(move || {
+        spawn(self.thread, move || {
             let answer = function(&this.argument);
-            this.answer.get_or_init(|| (answer, Instant::now()));
+            this.answer.get_or_init(|| (answer, clock::now()));
             // Wakes all callers at once, also if the function has panicked.
             drop(end);
         })?;
@@ -187,7 +190,7 @@ impl CredentialsSource {
         // since.
         for _ in 0..2 {
             let answer = self.0.call(&(), deadline).unwrap_or_else(|error| Err(Arc::new(error)))?;
-            if answer.valid_until.is_none_or(|end| end > Instant::now()) {
+            if answer.valid_until.is_none_or(|end| end > clock::now()) {
                 return Ok(answer);
             }
         }

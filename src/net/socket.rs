@@ -17,7 +17,6 @@ use std::os::unix::net::UnixStream;
 #[cfg(unix)]
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use rustix::event::{PollFd, PollFlags};
@@ -29,6 +28,10 @@ use rustix::net::SocketAddrUnix;
 use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::base::clock;
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+use crate::base::sync::executor;
+use crate::base::sync::sleep;
 #[cfg(all(test, leasehold_shuttle))]
 use crate::net::schedules::FakeStream;
 use crate::net::wait::{Arrived, Close, ReplyWait, WaitFor};
@@ -81,6 +84,10 @@ pub(crate) enum Stream {
     Unix(UnixStream),
     #[cfg(all(test, leasehold_shuttle))]
     Fake(FakeStream),
+    /// A connection in the network of a simulation. Its other side is in this process, and no wait
+    /// takes real time.
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    Simulated(UnixStream, SocketAddr),
 }
 
 impl Stream {
@@ -88,14 +95,18 @@ impl Stream {
     /// begins shortly after the one before, or when that fails, and none ends before the deadline.
     /// At least half of the time is left for the last one.
     pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        if let Some(connected) = executor::connect(addresses, deadline) {
+            return connected.map(|(stream, peer)| Self::Simulated(stream, peer));
+        }
         let count = u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
         let stagger = STAGGER.min(remaining(deadline)? / 2 / count);
         let mut failure = io::Error::new(ErrorKind::NotFound, "the host has no address");
         let mut untried = addresses.iter();
         let mut attempts = Vec::<TcpStream>::new();
-        let mut next = Instant::now();
+        let mut next = clock::now();
         loop {
-            if next <= Instant::now() || attempts.is_empty() {
+            if next <= clock::now() || attempts.is_empty() {
                 match untried.next().map(begin_tcp) {
                     Some(Ok(attempt)) => attempts.push(attempt),
                     Some(Err(error)) => {
@@ -105,11 +116,11 @@ impl Stream {
                     None if attempts.is_empty() => return Err(failure),
                     None => {}
                 }
-                next = if untried.len() == 0 { deadline } else { Instant::now() + stagger };
+                next = if untried.len() == 0 { deadline } else { clock::now() + stagger };
             }
             let mut fds: Vec<_> =
                 attempts.iter().map(|attempt| PollFd::new(attempt, PollFlags::OUT)).collect();
-            poll_until(&mut fds, Some(next.min(deadline).min(Instant::now() + CONNECT_NOTICED)));
+            poll_until(&mut fds, Some(next.min(deadline).min(clock::now() + CONNECT_NOTICED)));
             let mut connected = None;
             // From the end, because removing an attempt moves the ones behind it.
             for place in (0..attempts.len()).rev() {
@@ -119,7 +130,7 @@ impl Stream {
                     Err(error) => {
                         attempts.remove(place);
                         failure = error;
-                        next = Instant::now();
+                        next = clock::now();
                     }
                 }
             }
@@ -159,7 +170,7 @@ impl Stream {
                 }
                 // The server's queue of new connections is full, and `poll` does not wait for room
                 // in it.
-                Err(Errno::AGAIN) => thread::sleep(pause.min(remaining(deadline)?)),
+                Err(Errno::AGAIN) => sleep(pause.min(remaining(deadline)?)),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -173,6 +184,8 @@ impl Stream {
             Self::Unix(_) => None,
             #[cfg(all(test, leasehold_shuttle))]
             Self::Fake(_) => None,
+            #[cfg(all(test, unix, not(leasehold_shuttle)))]
+            Self::Simulated(_, peer) => Some(*peer),
         }
     }
 
@@ -205,7 +218,7 @@ impl Stream {
             } else {
                 match wait {
                     WaitFor::Buffered | WaitFor::Nothing => false,
-                    WaitFor::SoonReply { deadline } if BLOCKS && has_nap(deadline)? => true,
+                    WaitFor::SoonReply { deadline } if self.blocks() && has_nap(deadline)? => true,
                     WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline } => {
                         self.wait(PollFlags::IN, deadline)?;
                         false
@@ -224,6 +237,19 @@ impl Stream {
                 received => return received,
             }
         }
+    }
+
+    /// Returns `true` if a `read` can sleep.
+    #[cfg_attr(
+        not(all(test, unix, not(leasehold_shuttle))),
+        expect(clippy::unused_self, reason = "only simulated ones differ")
+    )]
+    fn blocks(&self) -> bool {
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        if let Self::Simulated(..) = self {
+            return false;
+        }
+        BLOCKS
     }
 
     /// Reads once. If it `naps`, waits for something to arrive, no longer than a [`NAP`].
@@ -274,6 +300,8 @@ impl Stream {
             Self::Unix(stream) => stream.as_fd(),
             #[cfg(all(test, leasehold_shuttle))]
             Self::Fake(_) => unreachable!("it has no file"),
+            #[cfg(all(test, unix, not(leasehold_shuttle)))]
+            Self::Simulated(stream, _) => stream.as_fd(),
         }
     }
 }
@@ -282,6 +310,8 @@ impl Close for Stream {
     fn close(&self) {
         // This fails if the connection has already ended, which is just as good.
         net::shutdown(self.handle(), Shutdown::Both).unwrap_or_default();
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        executor::signal_own_traffic();
     }
 }
 
@@ -341,8 +371,12 @@ enum Polled {
 }
 
 fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if executor::can_block() {
+        return poll_in_virtual_time(fds, deadline);
+    }
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
         let time = Timespec::try_from(left.unwrap_or_default().min(POLL_MAX)).ok();
         match poll(fds, time.as_ref()) {
             Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
@@ -352,10 +386,28 @@ fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
             Ok(_) => return Polled::Some,
             Err(_) if left.is_some_and(|left| left.is_zero()) => return Polled::Nothing,
             // Windows refuses an empty list.
-            Err(_) if fds.is_empty() => thread::sleep(left.unwrap_or_default()),
+            Err(_) if fds.is_empty() => sleep(left.unwrap_or_default()),
             Err(_) => {
-                thread::sleep(UNPOLLED.min(left.unwrap_or_default()));
+                sleep(UNPOLLED.min(left.unwrap_or_default()));
                 return Polled::Refused;
+            }
+        }
+    }
+}
+
+/// Like `poll_until`, for a thread of a simulation.
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+fn poll_in_virtual_time(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
+    loop {
+        if poll(fds, Some(&Timespec::default())) != Ok(0) {
+            return Polled::Some;
+        }
+        match deadline {
+            Some(deadline) if deadline > clock::now() => executor::wait_for_traffic(deadline),
+            _ => {
+                // A thread that only looks may be busy for ever.
+                executor::preempt();
+                return Polled::Nothing;
             }
         }
     }
@@ -363,7 +415,7 @@ fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
 
 /// Returns the time until the deadline, or a timeout error if there is none.
 fn remaining(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
+    let left = deadline.saturating_duration_since(clock::now());
     if left.is_zero() {
         return Err(io::Error::new(ErrorKind::TimedOut, "the time for the request is over"));
     }
@@ -398,6 +450,8 @@ impl Alarm {
     pub(crate) fn ring(&self) {
         // If the buffer is full, earlier rings are still unread, which is enough.
         net::send(&self.0.0, &[0], SEND).map(drop).unwrap_or_default();
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        executor::signal_own_traffic();
     }
 
     pub(crate) fn reset(&self) {
@@ -435,6 +489,7 @@ impl Pair {
 mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
 
     /// A listener that accepts no connection for now, not even into its queue, and the connections
     /// that fill the queue.

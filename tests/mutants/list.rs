@@ -16,8 +16,8 @@
 //! any other is an expression; its indentation does not matter. A mistake that takes several
 //! changes has several times `in` with old and new text. `lib`, `it` and `cli` name tests of that
 //! program by parts of their names, one of which must fail. `seeds` says within how many worlds of
-//! the simulation one must fail, too, and `scene` names a small world that must. A mutant that
-//! survives for a reason has it after `survives`.
+//! the simulation one must fail, too, `connections` the same of simulated connections, and `scene`
+//! names a small world that must. A mutant that survives for a reason has it after `survives`.
 
 use std::fs;
 use std::path::Path;
@@ -47,6 +47,7 @@ pub(crate) enum Tests {
     Lib(String),
     It(String),
     Cli(String),
+    Connections(String),
     Seeds(String),
     Scene(String),
 }
@@ -102,6 +103,7 @@ fn parse(entry: &str) -> Result<Mutant, String> {
             "lib" => mutant.tests.push(Tests::Lib(text)),
             "it" => mutant.tests.push(Tests::It(text)),
             "cli" => mutant.tests.push(Tests::Cli(text)),
+            "connections" => mutant.tests.push(Tests::Connections(text)),
             "seeds" => mutant.tests.push(Tests::Seeds(text)),
             "scene" => mutant.tests.push(Tests::Scene(text)),
             "survives" => mutant.survives = Some(text),

@@ -143,7 +143,7 @@ impl Programs {
             for tests in needed.iter().filter(|tests| tests.program() == *kind) {
                 let parts = match tests {
                     Tests::Lib(parts) | Tests::It(parts) | Tests::Cli(parts) => parts.split(' '),
-                    Tests::Seeds(_) | Tests::Scene(_) => continue,
+                    Tests::Connections(_) | Tests::Seeds(_) | Tests::Scene(_) => continue,
                 };
                 let is_missing = |part: &&str| !all.iter().any(|name| name.contains(part));
                 missing.extend(parts.filter(is_missing).map(|part| format!("{kind} {part}")));
@@ -202,9 +202,9 @@ impl Programs {
         let Some(world) = program.simulate(tests, Some(&mutant.name))? else { return Ok(None) };
         // Without the mutant, that world must pass.
         let is_sound = match tests {
-            Tests::Seeds(_) => {
+            Tests::Connections(_) | Tests::Seeds(_) => {
                 let mut command = program.command(None);
-                command.arg("simulation::promises_hold_in_simulated");
+                command.arg(tests.worlds());
                 command.env("LEASEHOLD_SEED", world.trim_start_matches("seed "));
                 !run_tests(command)?.has_failed()
             }
@@ -288,8 +288,8 @@ impl Program {
         command.arg("--nocapture");
         let mut is_of = String::new();
         match tests {
-            Tests::Seeds(count) => {
-                command.arg("simulation::promises_hold_in_simulated").env("LEASEHOLD_SEEDS", count);
+            Tests::Connections(count) | Tests::Seeds(count) => {
+                command.arg(tests.worlds()).env("LEASEHOLD_SEEDS", count);
                 is_of.push_str("seed ");
             }
             Tests::Scene(scene) => {
@@ -394,12 +394,21 @@ impl Tests {
         match self {
             Self::Cli(_) => "cli",
             Self::It(_) => "it",
-            Self::Lib(_) | Self::Scene(_) | Self::Seeds(_) => "lib",
+            Self::Connections(_) | Self::Lib(_) | Self::Scene(_) | Self::Seeds(_) => "lib",
         }
     }
 
     pub(crate) fn is_simulation(&self) -> bool {
-        matches!(self, Self::Scene(_) | Self::Seeds(_))
+        matches!(self, Self::Connections(_) | Self::Scene(_) | Self::Seeds(_))
+    }
+
+    /// Returns the test that runs the worlds of seeds.
+    fn worlds(&self) -> &'static str {
+        if let Self::Connections(_) = self {
+            "simulation::wire::connections_keep_their_promises"
+        } else {
+            "simulation::promises_hold_in_simulated"
+        }
     }
 }
 

@@ -3,18 +3,22 @@
 //!
 //! `src/base/sync.rs` and `src/base/clock.rs` ask this module in every unit test: a thread that
 //! would block there gives its turn to the next one, and the clock shows the time of the
-//! simulation. Outside a simulation nothing here does anything.
+//! simulation. So does `src/net/socket.rs`, where a thread waits for bytes. Outside a simulation
+//! nothing here does anything.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::io;
 use std::mem;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Select, TryRecvError};
 use generator::{Generator, Gn};
 
 pub(crate) use crate::base::SplitMix as Random;
@@ -43,14 +47,22 @@ const NEVER: Duration = Duration::from_secs(2_000_000);
 /// some round trips.
 const SOON: Duration = Duration::from_millis(5);
 
+/// How often a thread tries that cannot be woken.
+const RETRY: Duration = Duration::from_millis(1);
+
 type Coroutine = Generator<'static, (), ()>;
 
 /// Receives the events of clients, with the number of the process that reports each.
 type Observer = fn(Process, &event::Event);
 
+/// Opens a connection of a process to one of these addresses until the deadline. Returns its socket
+/// and the address.
+type Connect = fn(Process, &[SocketAddr], Instant) -> io::Result<(UnixStream, SocketAddr)>;
+
 thread_local! {
     /// Is told of all events of all clients.
     static OBSERVER: Cell<Option<Observer>> = const { Cell::new(None) };
+    static NETWORK: Cell<Option<Connect>> = const { Cell::new(None) };
     static ACTIVE: Cell<bool> = const { Cell::new(false) };
     static EXECUTOR: RefCell<Executor> = RefCell::default();
     /// What the clock of the process under way shows, and what a server's does.
@@ -468,6 +480,75 @@ pub(crate) fn receive<T: 'static>(
     found.unwrap_or(Err(RecvTimeoutError::Timeout))
 }
 
+/// Blocks the thread until one of `receivers` has a message or is disconnected, or until the
+/// deadline.
+pub(crate) fn wait_for_any<T: 'static>(receivers: Vec<Receiver<T>>, until: Instant) -> bool {
+    let look = move || {
+        let mut select = Select::new();
+        for receiver in &receivers {
+            select.recv(receiver);
+        }
+        select.try_ready().ok()
+    };
+    wait_for(Some(until), look).is_some()
+}
+
+/// Tries again and again, until the deadline.
+pub(crate) fn retry_until<T>(until: Instant, attempt: impl Fn() -> Option<T>) -> Option<T> {
+    loop {
+        let done = attempt();
+        if done.is_some() || instant() >= Some(until) {
+            return done;
+        }
+        sleep(RETRY);
+    }
+}
+
+/// Blocks the thread until there is traffic at a socket of its process, or until the deadline.
+pub(crate) fn wait_for_traffic(until: Instant) {
+    wait(traffic(with(|it| it.process())), Some(until));
+}
+
+/// Wakes the threads of a process that wait for traffic.
+pub(crate) fn signal_traffic(process: Process) {
+    signal(traffic(process), true);
+}
+
+/// Wakes the threads of the process that runs which wait for traffic.
+pub(crate) fn signal_own_traffic() {
+    if is_active() {
+        signal_traffic(with(|it| it.process()));
+    }
+}
+
+/// Returns the address at which the threads of a process wait for traffic.
+fn traffic(process: Process) -> usize {
+    usize::MAX - process
+}
+
+/// Opens a connection in the simulated network, if there is one.
+pub(crate) fn connect(
+    addresses: &[SocketAddr],
+    deadline: Instant,
+) -> Option<io::Result<(UnixStream, SocketAddr)>> {
+    let network = if can_block() { NETWORK.get() } else { None };
+    network.map(|connect| connect(with(|it| it.process()), addresses, deadline))
+}
+
+/// Lets connections of this simulation be opened by `connect`.
+pub(crate) fn use_network(connect: Connect) {
+    NETWORK.set(Some(connect));
+}
+
+/// Gives other threads a turn.
+pub(crate) fn yield_now() {
+    let pause = with(|it| {
+        let latency = it.latency;
+        it.random.time(latency)
+    });
+    sleep(pause.max(Duration::from_nanos(1)));
+}
+
 pub(crate) fn sleep(time: Duration) {
     let until = instant().map(|now| now + time);
     with(|it| it.begin_wait(until));
@@ -730,6 +811,7 @@ impl Drop for Active {
         });
         ACTIVE.set(false);
         OBSERVER.set(None);
+        NETWORK.set(None);
     }
 }
 

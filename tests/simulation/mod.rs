@@ -23,6 +23,7 @@ mod silence;
 mod terms;
 mod tickets;
 mod uses;
+mod wire;
 mod world;
 
 use std::cell::{Cell, RefCell};

@@ -1,6 +1,7 @@
 //! Callers that share an answer, and functions that hang or panic.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crossbeam_channel::Sender;
 

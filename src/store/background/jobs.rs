@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::net::connection::Connection;
@@ -62,7 +62,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             connection: BackgroundConnection::new(node, PAUSE),
             demand,
             is_prepared: false,
-            shares_until: Instant::now(),
+            shares_until: clock::now(),
             waiting: Vec::new(),
             arrived: Arc::default(),
         });
@@ -119,7 +119,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
                     Decision::SendTo(node, scope) => {
                         self.push(node, scope, &job);
                         // The node may be one that this turn has visited already.
-                        next = Some(Instant::now());
+                        next = Some(clock::now());
                     }
                     Decision::Undecided => {}
                 }
@@ -164,7 +164,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         loop {
             let next = self.go_on(done);
             // Replies that have arrived count even at the deadline, so it is checked after reading.
-            if self.undecided.is_empty() || Instant::now() >= deadline {
+            if self.undecided.is_empty() || clock::now() >= deadline {
                 break;
             }
             // Replies over the pooled connections do not wake this thread.
@@ -234,7 +234,7 @@ impl<N: Peer> NodeJobs<N> {
         // not wake the thread.
         let previous = self.close_unless_ready();
         self.connection.read();
-        let now = Instant::now();
+        let now = clock::now();
         self.time_out(now, io_timeout);
         self.connection.open.take_if(|open| !open.is_connected());
         self.drop_late(now);

@@ -18,13 +18,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Select, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::{spawn, wait_for_any};
 use crate::error::Phase;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
@@ -50,7 +50,7 @@ pub(crate) trait Peer: Clone + PartialEq + Send + 'static {
 
     /// Returns when the pause after a failure ends, so that `claim` succeeds.
     fn next_try(&self) -> Instant {
-        Instant::now()
+        clock::now()
     }
 
     /// Opens a connection, after `claim`, by `deadline`. `previous` is the old connection, which
@@ -83,7 +83,7 @@ pub(crate) struct BackgroundConnection<N, T> {
 
 impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> {
     pub(crate) fn new(peer: N, pause: Duration) -> Self {
-        let pause_end = Instant::now();
+        let pause_end = clock::now();
         Self { peer, pause, pause_end, open: None, opening: None, failed: None }
     }
 
@@ -129,7 +129,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         }
         let urgent = urgent && self.open.is_none();
         let claimed = match &self.failed {
-            Some(failure) if !urgent && Instant::now() < self.pause_end => Err(failure.clone()),
+            Some(failure) if !urgent && clock::now() < self.pause_end => Err(failure.clone()),
             // The node has a pause of its own, which may end early.
             _ => self.peer.claim(urgent).inspect_err(|failure| self.failed = Some(failure.clone())),
         };
@@ -140,14 +140,13 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             Ok(()) => {
                 let peer = self.peer.clone();
                 let (sender, opening) = bounded(1);
-                let thread = thread::Builder::new().name("leasehold-connect".into());
-                let thread = thread.spawn(move || {
+                let thread = spawn("leasehold-connect", move || {
                     let outcome = peer.connect(previous, deadline).and_then(make);
                     // The owner may have given up in the meantime.
                     sender.send(outcome).unwrap_or_default();
                 });
                 // Without a thread, the sender is gone, which `finish_opening` reports.
-                thread.map(drop).unwrap_or_default();
+                thread.unwrap_or_default();
                 self.opening = Some(opening);
                 Ok(())
             }
@@ -200,32 +199,26 @@ impl<N: Peer> BackgroundConnection<N, Connection> {
     }
 }
 
-/// Blocks until one of `openings` has an outcome or until `deadline`. Returns `false` if none has.
-pub(crate) fn wait_for_any<'a, T: 'a>(
-    openings: impl IntoIterator<Item = &'a Receiver<T>>,
-    deadline: Instant,
-) -> bool {
-    let mut select = Select::new();
-    for opening in openings {
-        select.recv(opening);
-    }
-    select.ready_deadline(deadline).is_ok()
-}
-
 /// Sleeps until a socket is ready or closed, a connection has been opened, or `deadline`. May
 /// return early.
-pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], deadline: Instant) {
+pub(crate) fn sleep<T: 'static>(
+    sockets: &mut [PollFd<'_>],
+    openings: &[&Receiver<T>],
+    deadline: Instant,
+) {
     if sockets.is_empty() && !openings.is_empty() {
         wait_for_any(openings.iter().copied(), deadline);
         return;
     }
     let longest = if openings.is_empty() { CLOSE_NOTICED } else { LOOK };
-    poll_ready(sockets, Some(deadline.min(Instant::now() + longest)));
+    poll_ready(sockets, Some(deadline.min(clock::now() + longest)));
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use std::thread;
+
     use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::net::in_flight::Exchange;

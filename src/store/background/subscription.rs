@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::maps::RandomState;
 use crate::config::RESERVED;
 use crate::net::connection::Connection;
 use crate::net::wait::WaitFor;
@@ -140,7 +141,7 @@ impl Subscription {
                 return Ok(Some(received));
             }
         }
-        if Instant::now() >= self.expected_by {
+        if clock::now() >= self.expected_by {
             if self.asked {
                 // The server has not even replied to the PING.
                 return Err(self.connection.factory.no_reply());
@@ -174,7 +175,7 @@ impl Subscription {
 
     /// Returns how long the connection may be silent before the server is sent a PING.
     fn silence_max(&self) -> Duration {
-        let is_relied_on = self.relied_on_until.is_some_and(|until| Instant::now() < until);
+        let is_relied_on = self.relied_on_until.is_some_and(|until| clock::now() < until);
         if is_relied_on { SILENCE_WHILE_CALLS_WAIT } else { SILENCE_MAX }
     }
 
@@ -227,9 +228,9 @@ pub(super) struct FurtherChannels {
     /// The channels that were asked for, except those that were refused or have ended. An old
     /// sharded channel stays beside the new one, because some clients may not know yet that slots
     /// have moved.
-    subscribed: HashSet<String>,
+    subscribed: HashSet<String, RandomState>,
     /// When to ask again for channels that were refused or have ended.
-    again: HashMap<String, Instant>,
+    again: HashMap<String, Instant, RandomState>,
     /// As in [`Channel`], but with plain commands where the server has no sharded channels.
     redisson: Option<(RedissonChannels, &'static str)>,
     /// The hash tag and the version of Redisson's channels that were followed last.
@@ -239,7 +240,7 @@ pub(super) struct FurtherChannels {
 impl FurtherChannels {
     /// Like [`Subscription::follow`], but returns the requests.
     fn follow(&mut self, own: &str, tag: &str, home: impl Fn(&str) -> bool) -> Vec<Cmd> {
-        let now = Instant::now();
+        let now = clock::now();
         if self.again.extract_if(|_, at| *at <= now).count() > 0 {
             self.followed = None;
             if let Some((channels, _)) = &self.redisson {
@@ -256,7 +257,7 @@ impl FurtherChannels {
         let redisson = self.redisson.iter().flat_map(|(channels, _)| channels.wanted());
         let at_home = redisson.filter(|(_, name)| home(name)).map(|(channel, _)| channel);
         let shard = if tag.is_empty() { None } else { Some(Keys::shard_channel(own, tag)) };
-        let mut wanted: HashSet<String> = at_home.chain(shard).collect();
+        let mut wanted: HashSet<String, RandomState> = at_home.chain(shard).collect();
         let ended =
             self.subscribed.extract_if(|channel| !is_sharded(channel) && !wanted.contains(channel));
         let ended: Vec<_> = ended.collect();

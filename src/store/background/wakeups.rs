@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
@@ -98,7 +98,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             if let Some(wake) = self.note_complete() {
                 return Ok(Some(wake));
             }
-            if Instant::now() >= deadline {
+            if clock::now() >= deadline {
                 return Ok(None);
             }
             self.sleep(deadline)?;
@@ -226,7 +226,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let end = retries.chain(looks).fold(deadline.min(end_of(NODES_LOOK)), Instant::min);
         let openings: Vec<_> = self.nodes.iter().filter_map(|node| node.opening.as_ref()).collect();
         let Some(any) = self.subscriptions().next() else {
-            sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
+            sleep(&mut [], &openings, end.min(clock::now() + LOOK));
             return Ok(());
         };
         // One socket is enough: closing it ends the whole wait.

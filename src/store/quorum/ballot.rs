@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
 use crate::net::demand::{Demand, is_done};
 use crate::net::factory::ConnectionFactory;
@@ -139,7 +139,7 @@ impl<T: ScriptReply> Ballot<T> {
     pub(super) fn exchange_with(self: &Arc<Self>, number: usize) -> Exchange {
         let ballot = self.clone();
         let on_reply = Box::new(move |reply: Reply| ballot.receive(number, reply));
-        let deadline = self.demand.map_or_else(Instant::now, |(_, deadline)| deadline);
+        let deadline = self.demand.map_or_else(clock::now, |(_, deadline)| deadline);
         let demand = self.demand.map(|(demand, _)| (demand, SendWait::Along));
         // A later request must not overtake a release.
         let exchange = Exchange::posted(self.request.clone(), deadline, on_reply);

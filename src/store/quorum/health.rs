@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{FromRedisValue, InfoDict, Value};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
@@ -78,7 +78,7 @@ impl QuorumServer {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
         let pause = shortest.saturating_mul(1 << failures.min(16)).min(longest);
         health.paused_until = end_of(pause);
-        health.claimed_until = Instant::now();
+        health.claimed_until = clock::now();
         health.last_failure = Some(failure.clone());
     }
 
@@ -97,7 +97,7 @@ impl QuorumServer {
         {
             let mut health = self.health.lock();
             // Several requests may have been refused together, and count as one failure.
-            if health.paused_until <= Instant::now() {
+            if health.paused_until <= clock::now() {
                 self.fail(&mut health, failure);
             }
         }
@@ -180,7 +180,7 @@ impl Peer for Arc<QuorumServer> {
 
     fn claim(&self, urgent: bool) -> Result<(), Failure> {
         let mut health = self.health.lock();
-        if !urgent && Instant::now() < health.next_try() {
+        if !urgent && clock::now() < health.next_try() {
             drop(health);
             return Err(self.unreachable());
         }
@@ -200,7 +200,7 @@ impl Peer for Arc<QuorumServer> {
         let connected = self.connect_and_probe();
         let mut health = self.health.lock();
         match &connected {
-            Ok(_) => health.claimed_until = Instant::now(),
+            Ok(_) => health.claimed_until = clock::now(),
             Err(failure) => self.fail(&mut health, failure),
         }
         connected
@@ -209,7 +209,7 @@ impl Peer for Arc<QuorumServer> {
 
 impl Health {
     fn good() -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         Self { paused_until: now, claimed_until: now, last_failure: None }
     }
 

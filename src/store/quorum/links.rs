@@ -30,7 +30,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::wait_for_any;
 use crate::net::connection::Connection;
 use crate::net::in_flight::Exchange;
 use crate::net::pool_thread::{PoolThread, Sweep};
@@ -38,7 +40,7 @@ use crate::net::resp::RespStream;
 use crate::net::socket::poll_ready;
 use crate::net::wait::ReplyWait;
 use crate::store::background::jobs::BackgroundJobs;
-use crate::store::background::peer::{BackgroundConnection, wait_for_any};
+use crate::store::background::peer::BackgroundConnection;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{JobRunner, Wakeups};
 use crate::store::quorum::ballot::{Ballot, QuorumServers};
@@ -184,7 +186,7 @@ impl LockedLinks<'_> {
         if !self.has_majority() {
             return Some(deadline);
         }
-        if moment > Instant::now() { Some(deadline.min(moment)) } else { None }
+        if moment > clock::now() { Some(deadline.min(moment)) } else { None }
     }
 
     /// Blocks until a majority of the connected servers has room for requests, or until the
@@ -290,7 +292,7 @@ impl Link {
     fn new(server: &Arc<QuorumServer>) -> Self {
         // The pauses belong to the server, so that all its connections share them.
         let connection = BackgroundConnection::new(server.clone(), Duration::ZERO);
-        Self { connection, soon: Instant::now() }
+        Self { connection, soon: clock::now() }
     }
 
     fn server(&self) -> &QuorumServer {
@@ -320,7 +322,7 @@ impl Link {
         self.connection.open.take_if(|open| !open.is_connected());
         if self.connection.opening.is_none() {
             let soon = if self.server().is_trusted() { LATECOMERS } else { Duration::ZERO };
-            self.soon = Instant::now() + soon;
+            self.soon = clock::now() + soon;
         }
         // The server remembers the failure.
         self.connection.begin_opening(None, self.soon, urgent, Ok).unwrap_or_default();
@@ -344,7 +346,7 @@ impl Link {
         if open.is_connected() && !open.is_open() {
             // The server may have moved, or the credentials have expired.
             open.give_up(Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
-        } else if since.is_some_and(|since| since.elapsed() >= io_timeout) {
+        } else if since.is_some_and(|since| clock::elapsed(since) >= io_timeout) {
             open.give_up(server.time_out());
         }
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use redis::Value;
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::net::connection::Connection;
@@ -57,7 +57,7 @@ impl Node {
             contended: AtomicU32::new(0),
             doubted: AtomicBool::new(false),
             is_asked: AtomicBool::new(false),
-            last_named: Mutex::new(Instant::now()),
+            last_named: Mutex::new(clock::now()),
         }
     }
 

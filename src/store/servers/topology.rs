@@ -5,14 +5,15 @@ use std::convert::Infallible;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::{Mutex, RwLock};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::maps::RandomState;
+use crate::base::sync::{lock_until, receive, sleep, spawn};
 use crate::config::Mechanism;
 use crate::error::Phase;
 use crate::net::endpoint::Endpoint;
@@ -40,7 +41,7 @@ pub(super) struct Topology {
     /// By address, each with its connections. A node is kept as long as the map or a recent
     /// redirection names it: while a slot moves, each request is redirected, always to the same
     /// connections.
-    nodes: Mutex<HashMap<Arc<str>, Arc<Node>>>,
+    nodes: Mutex<HashMap<Arc<str>, Arc<Node>, RandomState>>,
     map: RwLock<Map>,
     /// Why no owner of a slot is known, if that is so.
     failure: Mutex<Option<Failure>>,
@@ -54,13 +55,13 @@ pub(super) struct Topology {
 struct Map {
     owners: Vec<Option<Arc<Node>>>,
     /// By address.
-    masters: HashMap<Arc<str>, Arc<Node>>,
+    masters: HashMap<Arc<str>, Arc<Node>, RandomState>,
 }
 
 impl Topology {
     /// Starts with the seeds, and sends nothing yet.
     pub(super) fn new(seeds: Vec<Endpoint>, servers: &ServerFactory) -> Self {
-        let map = Map { owners: vec![None; SLOTS], masters: HashMap::new() };
+        let map = Map { owners: vec![None; SLOTS], masters: HashMap::default() };
         let mut topology = Self {
             servers: servers.clone(),
             keys: Keys::new(&servers.config.prefix),
@@ -95,7 +96,7 @@ impl Topology {
         if !asking && self.map.read().masters.contains_key(node.label()) {
             return true;
         }
-        node.last_named.lock().elapsed() < KEPT
+        clock::elapsed(*node.last_named.lock()) < KEPT
     }
 
     /// Like [`owner`](Self::owner), but if the owner is unknown or doubted, asks the nodes first,
@@ -108,10 +109,10 @@ impl Topology {
         if let Some(owner) = self.owner(slot).filter(|owner| !owner.node.is_doubted()) {
             return Ok(owner);
         }
-        let now = Instant::now();
+        let now = clock::now();
         let end = now + deadline.saturating_duration_since(now) / 2;
         // Disconnected once the nodes were asked.
-        let Err(asked) = self.learn().recv_deadline(end);
+        let Err(asked) = receive(&self.learn(), end);
         self.owner(slot).ok_or_else(|| match (asked, self.failure.lock().clone()) {
             // A node that is slow to answer may still do so before the next call.
             (RecvTimeoutError::Timeout, None) => unmapped("no node has replied yet"),
@@ -167,17 +168,18 @@ impl Topology {
         }
         let (end, look) = bounded(0);
         let topology = self.clone();
-        let thread = thread::Builder::new().name("leasehold-slots".into());
-        let thread = thread.spawn(move || {
-            let mut last_look = topology.last_look.lock();
-            let elapsed = last_look.map_or(PAUSE, |last| last.elapsed());
+        let thread = spawn("leasehold-slots", move || {
+            let Some(mut last_look) = lock_until(&topology.last_look, end_of(Duration::MAX)) else {
+                return;
+            };
+            let elapsed = last_look.map_or(PAUSE, clock::elapsed);
             // Many calls fail at once in a failover, and share this question.
-            thread::sleep(PAUSE.saturating_sub(elapsed));
+            sleep(PAUSE.saturating_sub(elapsed));
             // Changes that are noticed after this point start another look.
             *topology.next_look.lock() = None;
             // The topology keeps the failure.
             topology.explore().unwrap_or_default();
-            *last_look = Some(Instant::now());
+            *last_look = Some(clock::now());
             drop(end);
         });
         // Without a thread, `end` is dropped, so nothing waits, and the next call tries again.
@@ -220,7 +222,7 @@ impl Topology {
             // By then, every node has failed at its own deadline.
             let last = self.servers.config.connect_timeout.saturating_add(ANSWER_TIME);
             let time = if is_last { last } else { ANSWER_TIME };
-            let reply = match replies.recv_deadline(end_of(time)) {
+            let reply = match receive(&replies, end_of(time)) {
                 Ok(reply) => reply,
                 Err(_) if is_last => break,
                 // It may hang. The next node is asked, too, and the reply of either counts.
@@ -249,8 +251,7 @@ impl Topology {
         }
         let asked = node.clone();
         let sender = replies.clone();
-        let thread = thread::Builder::new().name("leasehold-node".into());
-        let thread = thread.spawn(move || {
+        let thread = spawn("leasehold-node", move || {
             let reply = asked.shares(deadline);
             asked.is_asked.store(false, Ordering::Relaxed);
             // If another node has answered first, no thread receives this.
@@ -281,7 +282,7 @@ impl Topology {
             return;
         }
         let mut owners = vec![None; SLOTS];
-        let mut masters = HashMap::new();
+        let mut masters = HashMap::default();
         for Share { slots, host, port } in shares {
             // The same node object as before, with its open connections, if it is known.
             let node = self.node_at(host, *port);
@@ -316,12 +317,12 @@ impl Topology {
     fn node_of(&self, endpoint: Endpoint) -> Arc<Node> {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get(&endpoint.label) {
-            *node.last_named.lock() = Instant::now();
+            *node.last_named.lock() = clock::now();
             return node.clone();
         }
         let unused = nodes.extract_if(|_, node| {
             // Under the lock, no other thread can get a reference to a node that has only this one.
-            Arc::strong_count(node) == 1 && node.last_named.lock().elapsed() >= KEPT
+            Arc::strong_count(node) == 1 && clock::elapsed(*node.last_named.lock()) >= KEPT
         });
         let unused: Vec<_> = unused.collect();
         let label = endpoint.label.clone();
@@ -349,6 +350,7 @@ mod tests {
     use super::*;
     use std::io::{self, Write};
     use std::net::TcpListener;
+    use std::thread;
 
     use crate::base::event_thread::Events;
     use crate::config::Config;
