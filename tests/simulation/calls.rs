@@ -9,6 +9,7 @@ use crate::base::clock;
 use crate::base::sync::executor::{self, Process};
 use crate::client::Client;
 use crate::error::Error;
+use crate::guards::election::Term;
 use crate::guards::guard::AnyGuard;
 use crate::guards::handle::LockHandle;
 use crate::guards::multi_mutex::MultiGuard;
@@ -20,6 +21,7 @@ use crate::simulation::coping::{self, Unlock};
 use crate::simulation::deadlocks;
 use crate::simulation::judge::{SLACK, WAKE_UP, begin_hold};
 use crate::simulation::terms::{Terms, cancel_later};
+use crate::simulation::tickets::Left;
 use crate::simulation::uses::verify;
 use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
 
@@ -82,6 +84,7 @@ pub(super) struct Held {
 pub(super) enum Guarded {
     Lock(OwnedGuard),
     Own(Guard),
+    Term(Term),
     Writer(WriteGuard),
     Set(MultiGuard),
     Other(Box<dyn AnyGuard>),
@@ -92,6 +95,7 @@ impl Guarded {
         match self {
             Self::Lock(guard) => guard,
             Self::Own(guard) => guard,
+            Self::Term(term) => term,
             Self::Writer(guard) => guard,
             Self::Set(guard) => guard,
             Self::Other(guard) => &**guard,
@@ -130,6 +134,7 @@ impl Guarded {
         match self {
             Self::Lock(guard) => Some(guard.wanted()),
             Self::Own(guard) => Some(guard.wanted()),
+            Self::Term(term) => Some(term.wanted()),
             _ => None,
         }
     }
@@ -138,6 +143,7 @@ impl Guarded {
         match self {
             Self::Lock(guard) => guard.unlock(),
             Self::Own(guard) => guard.unlock(),
+            Self::Term(term) => term.resign(),
             Self::Writer(guard) => guard.unlock(),
             Self::Set(guard) => guard.unlock(),
             Self::Other(guard) => guard.unlock(),
@@ -181,6 +187,11 @@ impl Held {
     /// Returns `true` if it must be over because of its age.
     pub(super) fn is_too_old(&self) -> bool {
         self.terms.max_hold.is_some_and(|most| clock::elapsed(self.since) > most)
+    }
+
+    /// Returns `true` if a user of its ticket has ended the hold, or begun to.
+    pub(super) fn has_ended(&self, left: &[Left]) -> bool {
+        self.left.is_some_and(|at| left[at].ends > 0)
     }
 
     /// Returns `true` if both are guards of a hold that was adopted twice.
@@ -407,6 +418,10 @@ fn request(
             names.rotate_left(process % count);
             let set = handles.of(handles.client.multi_mutex(names));
             acquired!(Guarded::Set, set, lock, try_lock, try_lock_for)
+        }
+        (Usage::Lock, _) if handles.terms.is_candidacy && side != Side::Own => {
+            let election = handles.of(handles.client.election(&name));
+            acquired!(Guarded::Term, election, campaign, try_campaign, try_campaign_for)
         }
         (Usage::Lock, _) => {
             let mut mutex = handles.of(handles.client.mutex(&name));

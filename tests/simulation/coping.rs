@@ -13,9 +13,6 @@ use crate::simulation::record::{Asked, Said, Wish};
 use crate::simulation::world::{NAMES, World};
 use crate::store::hold_id::HoldId;
 
-/// The first pause between two releases of a hold in doubt.
-const PAYMENT_PAUSE: Duration = Duration::from_millis(10);
-
 /// Checks that a call which has found the lock held has waited for as long as it may.
 pub(super) fn check_wait(call: &CallState) -> Result<(), String> {
     let took = clock::elapsed(call.begun);
@@ -277,10 +274,8 @@ impl World {
             let mut asked = asked.filter(|it| it.client == client);
             // What comes later is read too late.
             let last = begun + time.saturating_sub(self.network.latency * 4 + WAKE_UP);
-            let needs = PAYMENT_PAUSE * 2 + self.network.latency * 12;
             let reasons = [
                 (Reason::NoAnswer, asked.any(|it| it.answered().is_none_or(|at| at > last))),
-                (Reason::TooBrief, time < needs && self.is_in_doubt(client, since)),
                 (Reason::ClientStopped, self.was_stopped(client, since)),
             ];
             return if excused(&reasons) { Ok(()) } else { Err(format!("it fails: {error}")) };
@@ -301,13 +296,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// Returns `true` if a hold of a client is in doubt since then, by a request without an answer.
-    fn is_in_doubt(&self, client: Process, since: Instant) -> bool {
-        let since = since.checked_sub(self.network.lateness + self.io_timeout).unwrap_or(since);
-        let mut asked = (0..self.names.len()).flat_map(|at| self.record.latest(at));
-        asked.any(|it| it.client == client && it.sent >= since && it.said() == Said::Nothing)
     }
 
     /// Checks that clients end at the server what they need no longer, as soon as it answers.

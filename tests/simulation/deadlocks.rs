@@ -8,6 +8,7 @@ use crate::base::clock;
 use crate::base::sync::executor::{self, Process, Random};
 use crate::client::Client;
 use crate::config::{Config, Deadlock};
+use crate::error::Error;
 use crate::guards::mutex::Guard;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::questions::ask_sometimes;
@@ -332,6 +333,22 @@ fn lock(
     place.is_some()
 }
 
+/// Asks for what the thread has, but for no level of it.
+fn lock_without_nesting(client: &Client, process: Process, text: &str) {
+    let begun = clock::now();
+    let result = client.mutex(text).reentrant(false).try_lock();
+    say(process, || format!("asks for {text:?}, which it has: {result:?}"));
+    let is_right = match &result {
+        Err(Error::AlreadyHeld { .. }) => true,
+        Err(error) => world::with(|world| world.may_fail(error, process, begun)),
+        // It may have been lost meanwhile.
+        Ok(_) => world::with(|world| !world.is_calm || world.max_hold.is_some()),
+    };
+    if !is_right {
+        broken(&format!("a thread asks for {text:?}, which it has, without nesting: {result:?}"));
+    }
+}
+
 /// Locks once more what the thread has, now and then. Returns `false` if it did not.
 fn lock_again(
     client: &Client,
@@ -343,6 +360,10 @@ fn lock_again(
     let text = world::with(|world| world.names[name].name.clone());
     if !client.mutex(&text).is_held_by_current_thread() || !random.permille(NESTED) {
         return false;
+    }
+    if world::with(|world| world.random.permille(world.own_terms / 2)) {
+        lock_without_nesting(client, process, &text);
+        return true;
     }
     say(process, || format!("locks {text:?} again"));
     match client.lock(&text) {

@@ -14,6 +14,7 @@ use crate::simulation;
 use crate::simulation::calls::{self, CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
+use crate::simulation::reasons::{Reason, excused};
 use crate::simulation::silence::{self, SILENCE};
 use crate::simulation::world::{
     DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, is_locked, micros, with,
@@ -200,16 +201,20 @@ impl World {
 
     /// Returns `true` if the server has forgotten the hold, so that it may be overlapped, and its
     /// client may not know.
-    fn is_excused(&self, held: &Held, name: usize) -> bool {
-        let Held { owner, client, begun, left, .. } = *held;
+    fn is_forgotten_unknown(&self, held: &Held, name: usize) -> bool {
+        let Held { owner, client, begun, .. } = *held;
         let (now, fence) = (clock::now(), held.guard.fence(name));
         let disturbed = self.clients[client - 1].disturbed;
         // Only the client that has acquired it is told.
         let is_known = |it: &Excuse| {
             owner == client && it.told.is_some_and(|told| told < now && disturbed < it.from)
         };
-        left.is_some_and(|at| self.left[at].ends > 0)
-            || self.excuses_of(owner, name, fence, begun).any(|it| !is_known(it))
+        self.excuses_of(owner, name, fence, begun).any(|it| !is_known(it))
+    }
+
+    /// Returns `true` if a hold may be overlapped: also if a user of its ticket has ended it.
+    fn is_excused(&self, held: &Held, name: usize) -> bool {
+        held.has_ended(&self.left) || self.is_forgotten_unknown(held, name)
     }
 
     /// Sets until when clients learn that these holds have ended now, by messages of that server,
@@ -290,10 +295,46 @@ impl World {
         change(&mut self.network);
         self.look_at_clock();
         let is_counter_lost = self.network.servers[server].memory.last_token() < counter;
-        let after = self.holds();
         self.note_unasked(&before);
         self.changes += 1;
-        let required = self.network.servers.len() / 2 + 1;
+        self.excuse_ended(before, fence, is_safe);
+        // A counter that is lost grows on only if the clock is not behind.
+        let required = self.required();
+        let next = self.next_token(server);
+        if self.network.is_quorum() {
+            self.counters_lost += usize::from(is_counter_lost);
+            // Of an even number of servers, two majorities share more than one.
+            let few = self.counters_lost < 2 * required - self.network.servers.len();
+            if !few && !self.clocks_behind.is_zero() {
+                // Until then some clocks may show what others have shown before the loss.
+                let until = now + self.clocks_behind * 2 + self.io_timeout * 2;
+                self.tokens_repeat_until = self.tokens_repeat_until.max(Some(until));
+            }
+            if few {
+                return self.look_at_server();
+            }
+        }
+        self.lowered = Some((now, next - 1));
+        for name in &mut self.names {
+            name.fence = name.fence.min(next - 1);
+            if !is_safe {
+                name.written = 0;
+            }
+        }
+        self.look_at_server();
+    }
+
+    /// Notes which of these holds end earlier than they would have, and so may be overlapped. No
+    /// later token than `fence` was given then.
+    fn excuse_ended(
+        &mut self,
+        before: Vec<(usize, HoldId, Vec<Duration>)>,
+        fence: Option<u64>,
+        is_safe: bool,
+    ) {
+        // Not by the clock of the server that executes a request.
+        let now = executor::skewed(0, clock::now);
+        let (after, required) = (self.holds(), self.required());
         for (name, hold, lasts) in before {
             let remains = after.iter().find(|(at, it, _)| *at == name && *it == hold);
             let remains = remains.and_then(|(.., lasts)| lasts.get(required - 1).copied());
@@ -322,25 +363,19 @@ impl World {
                 });
             }
         }
-        // A counter that is lost grows on only if the clock is not behind.
-        let next = self.next_token(server);
-        if self.network.is_quorum() {
-            self.counters_lost += usize::from(is_counter_lost);
-            // Of an even number of servers, two majorities share more than one.
-            let few = self.counters_lost < 2 * required - self.network.servers.len();
-            self.tokens_may_repeat |= !few && !self.clocks_behind.is_zero();
-            if few {
-                return self.look_at_server();
-            }
+    }
+
+    /// Lets a client end a hold of a name by force, and notes what that ends.
+    pub(super) fn force<T>(&mut self, text: &str, act: impl FnOnce() -> T) -> T {
+        let before = self.holds();
+        let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
+        let result = act();
+        if let Some(name) = self.names.iter_mut().find(|name| name.name == text) {
+            name.was_forced = true;
         }
-        self.lowered = Some((now, next - 1));
-        for name in &mut self.names {
-            name.fence = name.fence.min(next - 1);
-            if !is_safe {
-                name.written = 0;
-            }
-        }
-        self.look_at_server();
+        self.changes += 1;
+        self.excuse_ended(before, fence, false);
+        result
     }
 
     /// Checks that the server has nothing that its clients have no use for.
@@ -460,9 +495,10 @@ impl World {
             self.excuses.iter().any(|it| it.is_about(owner, name, fence, begun))
         };
         let is_part_forgotten = (0..self.names.len()).any(|at| held.is_of(at) && is_forgotten(at));
-        let is_excused = is_forgotten(name)
-            || left.is_some_and(|at| self.left[at].ends > 0)
-            || self.tokens_may_repeat;
+        let forgotten = (Reason::ServerForgot, is_forgotten(name));
+        let ended = (Reason::LeftToAdopt, left.is_some_and(|at| self.left[at].ends > 0));
+        let repeated = (Reason::TokensRepeat, self.tokens_may_repeat());
+        let is_excused = forgotten.1 || ended.1 || repeated.1;
         let fence = fence.unwrap_or(0);
         self.look_at_clock();
         if !self.network.is_quorum() && fence > self.clock_seen.1 + AHEAD {
@@ -483,10 +519,12 @@ impl World {
             let fence = lowered.map_or(fence, |token| token.min(fence));
             (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
         }
-        if !is_held && !is_excused && !is_part_forgotten {
+        let part_forgotten = (Reason::ServerForgot, is_part_forgotten);
+        if !is_held && !excused(&[part_forgotten, ended]) {
             return Err(format!("client {client} gets a hold that is over"));
         }
-        if is_held && !is_excused && !is_back && !grows(last, fence, side) {
+        let reasons = [forgotten, ended, repeated, (Reason::HoldIsBack, is_back)];
+        if is_held && !grows(last, fence, side) && !excused(&reasons) {
             return Err(format!("the fence of {:?} is {fence} after {last}", state.name));
         }
         // A set may have waited for its other locks since it had this one.
@@ -519,6 +557,11 @@ impl World {
         Ok(())
     }
 
+    /// Returns `true` if the servers of a quorum may give a token again.
+    fn tokens_may_repeat(&self) -> bool {
+        self.tokens_repeat_until.is_some_and(|until| clock::now() < until)
+    }
+
     /// Returns the least token that may be given next, now that a server's counter may be lost.
     fn next_token(&self, server: usize) -> u64 {
         if self.network.is_quorum() {
@@ -533,23 +576,35 @@ impl World {
         if !one.is_held() {
             return Ok(());
         }
-        let names = (0..self.names.len()).filter(|at| one.is_of(*at) && !self.is_excused(one, *at));
-        for name in names {
+        for name in (0..self.names.len()).filter(|at| one.is_of(*at)) {
             let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
             let others = others.filter_map(|(_, held)| held.as_ref());
             let others = others.filter(|it| it.is_of(name) && !it.is_same_as(one));
-            let others = others.filter(|it| it.is_held() && !self.is_excused(it, name));
-            let others: Vec<_> = others.collect();
+            let others: Vec<_> = others.filter(|it| it.is_held()).collect();
             let NameState { name: text, usage, .. } = &self.names[name];
-            let conflicts = match *usage {
-                Usage::Lock => others.len(),
-                Usage::Semaphore(permits) => (others.len() + 1).saturating_sub(permits as usize),
+            let are_too_many = |others: &[&Held]| match *usage {
+                Usage::Lock => !others.is_empty(),
+                Usage::Semaphore(permits) => others.len() + 1 > permits as usize,
                 Usage::ReadWrite => {
                     let is_alone = one.side == Side::Alone;
-                    others.iter().filter(|it| is_alone || it.side == Side::Alone).count()
+                    others.iter().any(|it| is_alone || it.side == Side::Alone)
                 }
             };
-            if conflicts > 0 {
+            if !are_too_many(&others) {
+                continue;
+            }
+            let have_ended =
+                [one].into_iter().chain(others.iter().copied()).any(|it| it.has_ended(&self.left));
+            let all = [one].into_iter().chain(others.iter().copied());
+            let are_forgotten = all.into_iter().any(|it| self.is_forgotten_unknown(it, name));
+            let mut others = others;
+            others.retain(|it| !self.is_excused(it, name));
+            let is_one_excused = self.is_excused(one, name);
+            if is_one_excused || !are_too_many(&others) {
+                let reasons =
+                    [(Reason::LeftToAdopt, have_ended), (Reason::ServerForgot, are_forgotten)];
+                excused(&reasons);
+            } else {
                 let with = others.iter().map(|it| (it.client, it.guard.fence(name)));
                 let with: Vec<_> = with.collect();
                 let (client, fence) = (one.client, one.guard.fence(name));
@@ -627,12 +682,12 @@ impl World {
         };
         let is_behind = is_awaited && is_brief || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
-        is_own
-            || others(&state.had_hold)
+        others(&state.had_hold)
             || others(&state.had_waiter)
             || is_held
             || was_held
             || is_behind
+            || excused(&[(Reason::OwnHold, is_own)])
     }
 }
 
@@ -715,7 +770,8 @@ fn judge_event(process: Process, event: &Event) {
         _ => return,
     };
     let is_in_order = with(|world| {
-        let World { left, names, tokens_may_repeat, .. } = world;
+        let may_repeat = world.tokens_may_repeat();
+        let World { left, names, .. } = world;
         let is_meant = |it: &&mut NameState| it.name == *name && it.usage == Usage::Lock;
         let Some(NameState { reported, .. }) = names.iter_mut().find(is_meant) else { return true };
         if begins {
@@ -736,7 +792,8 @@ fn judge_event(process: Process, event: &Event) {
                 open.retain(|other| other != fence);
             }
         }
-        is_open || *tokens_may_repeat || !left.is_empty()
+        let was_left = left.iter().any(|left| left.fence == *fence);
+        is_open || excused(&[(Reason::TokensRepeat, may_repeat), (Reason::LeftToAdopt, was_left)])
     });
     if !is_in_order {
         broken(&format!("client {process} reports {event:?} out of order"));

@@ -3,6 +3,7 @@
 
 mod calls;
 mod coping;
+mod coverage;
 mod deadlocks;
 mod explorer;
 mod faults;
@@ -43,6 +44,9 @@ use crate::simulation::world::Tally;
 /// How many seeds are tried if the environment does not say.
 const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
 
+/// By so many words a broken promise is known.
+const WORDS: usize = 4;
+
 /// A run of so many seeds says what it has excused.
 const LONG: u64 = 10_000;
 
@@ -59,6 +63,14 @@ const JUDGE: &str = "simulation/world.rs";
 struct Broken {
     why: String,
     history: String,
+}
+
+impl Broken {
+    /// Returns which promise it is: the first words, without what differs from world to world.
+    fn promise(&self) -> Vec<&str> {
+        let is_word = |word: &&str| word.chars().all(char::is_alphabetic);
+        self.why.split_whitespace().filter(is_word).take(WORDS).collect()
+    }
 }
 
 thread_local! {
@@ -108,12 +120,14 @@ fn guarded(
     IS_WORLD.set(false);
     plant(None);
     let panic = PANIC.take().unwrap_or_default();
-    match result {
-        Ok(Ok(tally)) => Ok(tally),
-        Ok(Err(why)) if panic.is_empty() => Err(Broken { why, history: world::abandon() }),
-        Ok(Err(why)) => Err(Broken { why: format!("{why}: {panic}"), history: world::abandon() }),
-        Err(_) => Err(Broken { why: panic, history: world::abandon() }),
-    }
+    let why = match result {
+        Ok(Ok(tally)) => return Ok(tally),
+        Ok(Err(why)) if panic.is_empty() => why,
+        Ok(Err(why)) => format!("{why}: {panic}"),
+        Err(_) => panic,
+    };
+    let (why, history) = world::abandon(&why);
+    Err(Broken { why, history })
 }
 
 /// Runs the world of a seed, of this shape. A thread that has panicked cannot run another one, so
@@ -177,14 +191,15 @@ fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Shows the history of a world that has broken a promise, shrunk as far as it still fails, and
-/// fails.
-fn fail(seed: u64, flaw: Option<Flaw>) -> ! {
-    let fails = |shape: &Shape| run(seed, *shape, flaw, false).is_err();
-    let shape = match env::var("LEASEHOLD_WORLD") {
-        Ok(shape) => Shape::parse(&shape).expect("what a failure has printed"),
-        Err(_) => Shape::shrink(fails),
-    };
+/// Shows the history of a world that has broken a promise, shrunk as far as it still breaks the
+/// same, and fails.
+fn fail(seed: u64, flaw: Option<Flaw>, broken: &Broken) -> ! {
+    let shape = shape_to_run().unwrap_or_else(|| {
+        Shape::shrink(|shape| {
+            let other = run(seed, *shape, flaw, false).err();
+            other.is_some_and(|other| other.promise() == broken.promise())
+        })
+    });
     let Err(broken) = run(seed, shape, flaw, true) else {
         panic!("seed {seed} has failed, and does not when it is run again")
     };
@@ -213,6 +228,12 @@ fn show(
     panic::resume_unwind(Box::new("a promise is broken"));
 }
 
+/// Returns the shape of the world that the environment names.
+fn shape_to_run() -> Option<Shape> {
+    let shape = env::var("LEASEHOLD_WORLD").ok()?;
+    Some(Shape::parse(&shape).expect("what a failure has printed"))
+}
+
 /// Returns the flaw that the environment names.
 fn flaw_to_plant() -> Option<Flaw> {
     let name = env::var("LEASEHOLD_FLAW").ok()?;
@@ -223,10 +244,11 @@ fn flaw_to_plant() -> Option<Flaw> {
 fn promises_hold_in_simulated_worlds() {
     let flaw = flaw_to_plant();
     if let Some(seed) = number("LEASEHOLD_SEED") {
-        if run(seed, Shape::WHOLE, flaw, false).is_err() {
-            fail(seed, flaw);
+        let shape = shape_to_run().unwrap_or(Shape::WHOLE);
+        match run(seed, shape, flaw, false) {
+            Ok(_) => return println!("seed {seed} breaks no promise"),
+            Err(broken) => fail(seed, flaw, &broken),
         }
-        return;
     }
     let (first, seeds) = (number("LEASEHOLD_FIRST_SEED").unwrap_or(0), number("LEASEHOLD_SEEDS"));
     let begin = Instant::now();
@@ -241,11 +263,11 @@ fn promises_hold_in_simulated_worlds() {
             let worlds = run_worlds((next..end).step_by(cores), flaw);
             tally.add(&worlds.tally);
             reasons.add(&worlds.reasons);
-            let Some((seed, Broken { why, .. })) = worlds.broken else { break };
+            let Some((seed, broken)) = worlds.broken else { break };
             // At once: `tests/mutants` needs one only.
-            println!("seed {seed}: {why}");
+            println!("seed {seed}: {}", broken.why);
             failures.fetch_add(1, Ordering::Relaxed);
-            failed = failed.or(Some(seed));
+            failed = failed.or(Some((seed, broken)));
             next = seed + cores as u64;
         }
         (tally, reasons, failed)
@@ -260,8 +282,8 @@ fn promises_hold_in_simulated_worlds() {
         reasons.add(&excused);
         failed.extend(of_core);
     }
-    if let Some(seed) = failed.into_iter().min() {
-        fail(seed, flaw);
+    if let Some((seed, broken)) = failed.into_iter().min_by_key(|(seed, _)| *seed) {
+        fail(seed, flaw, &broken);
     }
     println!(
         "{tally:?} in {took:?} on {cores} cores, {} calls a second",

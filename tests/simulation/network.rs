@@ -798,7 +798,9 @@ impl Store for SimulatedStore {
         let (name, owner) = (name.to_owned(), owner.to_owned());
         call(self.pair(), "ends a hold by force", Vec::new(), deadline, false, move |memory| {
             let owner = OwnerOf { kind, name: &name, owner: &owner };
-            memory.force_release(owner, executor::epoch())
+            world::with(|world| {
+                world.force(&name, || memory.force_release(owner, executor::epoch()))
+            })
         })
     }
 

@@ -12,7 +12,7 @@ use crate::local::overview::HeldLock;
 use crate::local::survey::NameReport;
 use crate::simulation::calls::{CallState, Held, Patience};
 use crate::simulation::judge::SLACK;
-use crate::simulation::world::{NAMES, Usage, World, broken, say, with};
+use crate::simulation::world::{NAMES, Usage, World, broken, say, time_of, with};
 use crate::store::hold_id::HoldId;
 
 /// A client knows each of its calls and holds by then.
@@ -22,6 +22,9 @@ const KNOWN_AFTER: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 enum Question {
     Available,
+    /// Not a question: whoever has it loses it.
+    EndHolds,
+    ForceUnlock,
     Holder,
     Holds,
     IsHeldByThread,
@@ -50,6 +53,8 @@ impl Question {
 
 #[derive(Debug)]
 enum Answer {
+    /// Whether a hold was ended by force.
+    HasEnded(bool),
     /// Which client has a lock.
     Client(Option<String>),
     IsLocked(bool),
@@ -164,6 +169,7 @@ impl World {
         let is_right = match answer {
             Answer::Client(Some(client)) => seen.clients.contains(client),
             Answer::IsLocked(true) => !seen.clients.is_empty(),
+            Answer::HasEnded(has_ended) => return self.check_ended(seen, *has_ended),
             // The servers of a quorum answer at different times, and those that fail do not count.
             Answer::Client(None) | Answer::IsLocked(false) => {
                 seen.servers < self.required() || self.network.is_quorum() && !self.is_calm
@@ -181,7 +187,30 @@ impl World {
             Answer::WaitsForName(waits) => self.is_count(seen, Some(name), *waits),
             Answer::Nothing => true,
         };
-        if is_right { Ok(()) } else { Err(format!("it was not so since {begun:?}")) }
+        if is_right { Ok(()) } else { Err(format!("it was not so since {}", time_of(begun))) }
+    }
+
+    /// Checks what has become of the holds that a client has ended by force.
+    fn check_ended(&self, seen: &Seen, has_ended: bool) -> Result<(), String> {
+        let is_closed = self.clients[seen.client - 1].closed.is_some();
+        if has_ended && seen.clients.is_empty() {
+            return Err("there was none".into());
+        }
+        let mut guards = seen.guards.iter().filter_map(|(at, since)| {
+            let held = self.guards[*at].as_ref().filter(|held| held.since == *since)?;
+            // The server may have had a later hold instead of this one.
+            let Held { owner, begun, .. } = *held;
+            let mut excuses = self.excuses_of(owner, seen.name, held.guard.fence(seen.name), begun);
+            let was_forgotten = excuses.any(|it| it.from < seen.begun);
+            Some(held).filter(|held| !was_forgotten && held.is_held())
+        });
+        // One of several permits may have been ended, and a later hold is left alone.
+        let is_one = self.names[seen.name].usage == Usage::Lock;
+        let is_certain = has_ended && is_one && !is_closed && seen.holds.last() == Some(&1);
+        match guards.next().filter(|_| is_certain && seen.clients.len() == 1) {
+            Some(held) => Err(format!("its own guard, {:?}, is still held", held.side)),
+            None => Ok(()),
+        }
     }
 
     fn check_report(&self, seen: &Seen, report: &NameReport) -> Result<(), String> {
@@ -246,11 +275,16 @@ impl World {
 /// Asks something now and then.
 pub(super) fn ask_sometimes(client: &Client, process: Process) {
     let asked = with(|world| {
-        let World { random, asks, names, .. } = world;
+        let World { random, asks, names, is_calm, .. } = world;
         if !random.permille(*asks) {
             return None;
         }
         let name = usize::try_from(random.below(names.len() as u64)).unwrap_or(0);
+        if !*is_calm && random.permille(30) {
+            let is_lock = names[name].usage == Usage::Lock;
+            let force = if is_lock { Question::ForceUnlock } else { Question::EndHolds };
+            return Some((name, force));
+        }
         Some((name, Question::any(names[name].usage, random)))
     });
     if let Some((name, question)) = asked {
@@ -262,6 +296,9 @@ pub(super) fn ask_sometimes(client: &Client, process: Process) {
 fn ask(client: &Client, process: Process, name: usize, question: Question) {
     let number = with(|world| {
         world.tally.questions += 1;
+        // A client knows that it ends a hold before it does.
+        let is_force = matches!(question, Question::EndHolds | Question::ForceUnlock);
+        world.names[name].was_forced |= is_force;
         world.begin_question(process, name)
     });
     say(process, || format!("question {number}: {question:?} {:?}", NAMES[name]));
@@ -293,6 +330,8 @@ fn request(client: &Client, name: usize, question: Question) -> Result<Answer, E
     let mutex = client.mutex(&name);
     Ok(match question {
         Question::Available => Answer::Available(client.semaphore(&name, permits).available()?),
+        Question::EndHolds => Answer::HasEnded(client.survey().end_holds(&name)? > 0),
+        Question::ForceUnlock => Answer::HasEnded(mutex.force_unlock()?),
         Question::Holder => Answer::Client(mutex.holder()?.map(|holder| holder.client)),
         Question::Holds => Answer::Holds(client.holds()),
         Question::IsHeldByThread => Answer::IsHeldByThread(mutex.is_held_by_current_thread()),

@@ -25,7 +25,7 @@ use crate::simulation::flaws::{Flaw, flawed};
 use crate::simulation::network::{Network, Pair, failure, network, send, subscribe};
 use crate::simulation::record::{Subject, Wish};
 use crate::simulation::server::unless_refused;
-use crate::simulation::world::words;
+use crate::simulation::world::{self, words};
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner, Wake, WakeupPolicy,
     Wakeups,
@@ -495,7 +495,8 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         if call.args[2] == "force" {
             let owner = call.args[0].as_bytes();
             let owner = OwnerOf { kind: HoldKind::Lock, name: call.name, owner };
-            let found = memory.force_release(owner, deadline)?;
+            let force = || memory.force_release(owner, deadline);
+            let found = world::with(|world| world.force(call.name, force))?;
             return Ok(Value::Int(found.into()));
         }
         let hold = call.hold();

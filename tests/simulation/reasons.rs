@@ -34,9 +34,12 @@ reasons! {
     NoAnswer,
     /// The client does not renew the lease.
     NotRenewed,
-    /// A hold that a request without an answer may have begun is released twice, with a pause
-    /// between, and there was no time for that.
-    TooBrief,
+    /// The client itself had the lock, by a hold that it may not know.
+    OwnHold,
+    /// The server has ended a hold before its time.
+    ServerForgot,
+    /// The servers of a quorum may give a token again.
+    TokensRepeat,
 }
 
 /// How often a reason was the only one, and how often one of several.

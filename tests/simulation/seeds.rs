@@ -83,6 +83,7 @@ fn begin(
     if let Some(options) = Arc::get_mut(&mut config.options) {
         options.tenure = others.pick(&[None, None, Some(Duration::ZERO), Some(lease / 3)]);
     }
+    config.warn_held = others.pick(&[None, Some(lease / 8)]);
     // Leases that are not renewed run out beside calls that wait.
     if !is_calm
         && random.permille(150)

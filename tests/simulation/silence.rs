@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::base::sync::executor;
 use crate::simulation::calls::{CallState, Patience};
 use crate::simulation::judge::{LOOK, SLACK};
-use crate::simulation::world::World;
+use crate::simulation::world::{World, time_of};
 use crate::store::request::OFFER;
 
 /// A call that is told when to ask waits no longer than this.
@@ -40,7 +40,8 @@ pub(super) fn check(world: &mut World, now: Instant) -> Option<String> {
         let asked = link.asked.get(text).copied().unwrap_or(begun);
         let since = begun.max(asked).max(link.unheard_since);
         if now > since + pause.max(RETRY) + slack {
-            return Some(format!("call {number} has not asked for {text:?} since {since:?}"));
+            let since = time_of(since);
+            return Some(format!("call {number} has not asked for {text:?} since {since}"));
         }
         let is_disturbed = now < state.disturbed + free_for;
         let waits = now > begun + free_for && !is_disturbed;

@@ -15,6 +15,8 @@ pub(super) struct Terms {
     pub(super) renew: bool,
     pub(super) max_hold: Option<Duration>,
     pub(super) note: Option<&'static str>,
+    /// Whether a call for a lock is a candidacy, which is for the same lock.
+    pub(super) is_candidacy: bool,
     /// Whether the handle says for how long the call waits, and not the call.
     pub(super) has_own_wait: bool,
     /// After which time another thread cancels the call.
@@ -29,6 +31,7 @@ impl World {
             renew: self.renews,
             max_hold: None,
             note: None,
+            is_candidacy: false,
             has_own_wait: false,
             cancel_after: None,
         }
@@ -53,6 +56,7 @@ impl World {
             terms.note = Some(random.pick(&["for tests", "for people"]));
         }
         terms.has_own_wait = random.permille(500);
+        terms.is_candidacy = random.permille(200);
         if random.permille(200) {
             let longest = random.pick(&[0, 1, 20, 500]);
             terms.cancel_after = Some(random.time(Duration::from_millis(longest)));

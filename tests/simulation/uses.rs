@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::protocol::hold::reliable;
 use crate::simulation::calls::{Guarded, Held, Patience, Side, end_release};
 use crate::simulation::judge::begin_hold;
-use crate::simulation::world::{NAMES, Usage, World, broken, say, with};
+use crate::simulation::world::{NAMES, Usage, World, broken, say, time_of, with};
 
 /// What a thread does with a guard.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ pub(super) fn verify(place: usize, guard: &Guarded) {
     let result = guard.verify();
     say(client, || format!("verified: {result:?}"));
     if let Err(why) = with(|world| world.check_verify(&begun, &result)) {
-        broken(&format!("client {client} verifies {begun:?}: {why}"));
+        broken(&format!("client {client} verifies its hold: {why}"));
     }
 }
 
@@ -197,7 +197,7 @@ impl World {
             self.is_calm && !is_kept && !self.network.is_quorum() && held.left.is_none();
         match still {
             Some(client) if is_certain && held.is_held() => {
-                Err(format!("{client} has waited for it since {since:?}"))
+                Err(format!("{client} has waited for it since {}", time_of(since)))
             }
             _ => Ok(()),
         }

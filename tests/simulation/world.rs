@@ -141,9 +141,9 @@ pub(super) struct World {
     pub(super) clock_seen: (Instant, u64),
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
-    /// So many of them have lost it that not every two majorities share one that has it, and not
-    /// all clocks are right.
-    pub(super) tokens_may_repeat: bool,
+    /// Until when tokens may repeat: so many of them have lost it that not every two majorities
+    /// share one that has it, and not all clocks are right.
+    pub(super) tokens_repeat_until: Option<Instant>,
     pub(super) tally: Tally,
 }
 
@@ -283,18 +283,27 @@ pub(super) fn broken(why: &str) -> ! {
     panic!("{why}");
 }
 
-/// Ends a world that has broken a promise, and returns what has happened, in words. Its guards are
-/// not dropped: nothing is left that they could be released by.
-pub(super) fn abandon() -> String {
+/// Ends a world that has broken a promise, and returns why and what has happened, in words. Its
+/// guards are not dropped: nothing is left that they could be released by.
+pub(super) fn abandon(why: &str) -> (String, String) {
     let world = WORLD.with(|world| world.borrow_mut().take());
-    let Some(mut world) = world else { return String::new() };
+    let Some(mut world) = world else { return (why.to_owned(), String::new()) };
     // Readers tell clients apart by their numbers.
-    let mut history = mem::take(&mut world.history);
+    let (mut why, mut history) = (why.to_owned(), mem::take(&mut world.history));
     for (at, client) in world.clients.iter().enumerate() {
-        history = history.replace(&client.id, &format!("client-{}", at + 1));
+        let number = format!("client-{}", at + 1);
+        why = why.replace(&client.id, &number);
+        history = history.replace(&client.id, &number);
     }
     mem::forget(world);
-    history
+    (why, history)
+}
+
+/// Returns a time as the history shows it.
+pub(super) fn time_of(at: Instant) -> String {
+    let now = executor::now().unwrap_or_default().saturating_sub(executor::START);
+    let time = now.saturating_sub(clock::elapsed(at));
+    format!("{:.6} ms", time.as_secs_f64() * 1e3)
 }
 
 impl NameState {
@@ -380,7 +389,7 @@ impl World {
             lowered: None,
             clock_seen: (clock::now(), 0),
             counters_lost: 0,
-            tokens_may_repeat: false,
+            tokens_repeat_until: None,
             tally: Tally::default(),
         }
     }

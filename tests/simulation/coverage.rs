@@ -1,0 +1,117 @@
+//! Whether worlds use the whole interface: a method that no world uses is judged by no seed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Where the methods are that concern locks.
+const SOURCES: [&str; 11] = [
+    "src/client/builder.rs",
+    "src/client/mod.rs",
+    "src/guards/election.rs",
+    "src/guards/guard.rs",
+    "src/guards/handle.rs",
+    "src/guards/multi_mutex.rs",
+    "src/guards/mutex.rs",
+    "src/guards/rw_lock.rs",
+    "src/guards/semaphore.rs",
+    "src/guards/watches.rs",
+    "src/local/survey.rs",
+];
+
+/// Methods that no world uses, and why.
+const UNUSED: [(&str, &[&str]); 6] = [
+    (
+        "a world opens its clients itself, with the settings that these methods set",
+        &[
+            "build",
+            "builder",
+            "from_env",
+            "from_url",
+            "from_url_and_env",
+            "in_memory",
+            "on_event",
+            "open_cluster",
+            "open_memory",
+            "open_redlock",
+            "open_sentinel",
+            "without",
+        ],
+    ),
+    (
+        "connections are below the store that worlds simulate",
+        &[
+            "address_map",
+            "connect_timeout",
+            "credentials",
+            "idle_timeout",
+            "lazy",
+            "master_login",
+            "max_lifetime",
+            "metrics",
+            "pool_size",
+            "spin",
+            "tls",
+        ],
+    ),
+    (
+        "other libraries and other names than those of locks are no part of a world",
+        &["pollers", "prefix", "redisson"],
+    ),
+    (
+        "the same call by another name is used",
+        &[
+            "lock_all",
+            "try_lock_all",
+            "try_lock_all_for",
+            "try_lock_until",
+            "try_with",
+            "try_with_lock",
+            "with_lock",
+        ],
+    ),
+    ("the store of a world has no keys to scan", &["end_holds_of", "too_few"]),
+    (
+        "not yet: its time is by the clock of the client, or longer than a world",
+        &["fence_life", "hold_at_least"],
+    ),
+];
+
+#[test]
+fn worlds_use_each_method() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| fs::read_to_string(path).expect("a file of the source");
+    let mut worlds = String::new();
+    for entry in fs::read_dir(root.join("tests/simulation")).expect("this folder") {
+        let path = entry.expect("a file").path();
+        if !path.ends_with("coverage.rs") {
+            worlds.push_str(&read(&path));
+        }
+    }
+    // As calls, arguments of a macro, and fields of the settings.
+    let is_used = |name: &str| {
+        worlds.match_indices(name).any(|(at, _)| {
+            let before = worlds[..at].chars().next_back();
+            let after = &worlds[at + name.len()..];
+            let is_field = after.starts_with(':') || after.starts_with(" =");
+            let is_method = after.starts_with(['(', ',', ')']);
+            matches!(before, Some('.' | ' ')) && (is_method || is_field)
+        })
+    };
+    let unused: BTreeSet<&str> = UNUSED.iter().flat_map(|(_, names)| *names).copied().collect();
+    let (mut missing, mut superfluous) = (Vec::new(), unused.clone());
+    for source in SOURCES {
+        let text = read(&root.join(source));
+        for rest in text.split("\n    pub fn ").skip(1) {
+            let end = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+            let name = &rest[..end.unwrap_or(rest.len())];
+            match (is_used(name), unused.contains(name)) {
+                (false, false) => missing.push(format!("{name} in {source}")),
+                (false, true) => drop(superfluous.remove(name)),
+                (true, _) => {}
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no world uses {missing:?}");
+    assert!(superfluous.is_empty(), "worlds use {superfluous:?}, or they do not exist");
+}
