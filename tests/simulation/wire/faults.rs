@@ -266,6 +266,11 @@ impl World {
         }
         for number in 0..self.servers.len() {
             self.go_on(number);
+            if is_cluster && self.servers[number].role == Role::Replica {
+                // A node without slots has left for good.
+                self.servers[number].accepts = Accepts::Nothing;
+                self.each_link(number, World::close);
+            }
         }
         self.name_master();
         self.healed = Some(now());

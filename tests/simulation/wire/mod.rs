@@ -282,7 +282,7 @@ fn run_here(seed: u64, tells: bool) -> Result<Tally, Broken> {
 fn connections_left() -> usize {
     let begun = Instant::now();
     loop {
-        let left = with(|world| world.open_links());
+        let left = with(World::open_links);
         if left == 0 || begun.elapsed() > Duration::from_secs(10) {
             return left;
         }
