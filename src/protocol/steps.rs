@@ -1,6 +1,6 @@
-//! The language of the machine of a name (`name.rs`): what may happen to its calls, to itself and to
-//! its holds ([`Input`], [`NameInput`], [`HoldInput`]), and what follows from that: what the thread
-//! of a call does next ([`Next`]), and what the runtime does ([`Action`]).
+//! The language of the machine of a name (`name.rs`): what may happen to its calls, to itself and
+//! to its holds ([`Input`], [`NameInput`], [`HoldInput`]), and what follows from that: what the
+//! thread of a call does next ([`Next`]), and what the runtime does ([`Action`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
