@@ -407,7 +407,6 @@ impl<'a> LockCall<'a> {
         self.step(Input::Due(self.number))
     }
 
-    /// Returns `true` if a request of the call is on its way.
     fn asks(&mut self) -> bool {
         let number = self.number;
         self.with(|name| name.asks(number))

@@ -197,7 +197,6 @@ impl Names {
         });
     }
 
-    /// Returns `true` if messages of other clients arrive.
     pub(crate) fn is_listening(&self) -> bool {
         self.listening.load(Ordering::SeqCst)
     }

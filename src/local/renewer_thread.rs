@@ -469,7 +469,6 @@ impl RenewerThread {
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
     }
 
-    /// Returns `true` if the last renewal of a lease has failed.
     fn has_failing(&self) -> bool {
         let names = &self.reporter.names;
         self.all_work().filter_map(Scheduled::as_hold).any(|hold| {

@@ -335,7 +335,6 @@ impl<'a> Releases<'a> {
         &self.holds
     }
 
-    /// Returns `true` if calls wait until the releases are sent.
     pub(super) fn are_awaited(&self) -> bool {
         !self.awaited.is_empty()
     }

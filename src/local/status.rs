@@ -32,7 +32,6 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
     inspect(shared, name, Look::Holder).map(|found| found.map(HolderReply::into_holder))
 }
 
-/// Returns `true` if any client holds a lock.
 pub(crate) fn is_locked(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     inspect(shared, name, Look::Owner).map(|found| found.is_some())
 }
@@ -255,7 +254,6 @@ pub(super) fn repeat_briefly<T>(
     Attempts::new(shared, shared.times, Wait::No, random()).repeat(attempt, name, request)
 }
 
-/// Returns `true` if the calling thread has a hold of this lock that may be relied on.
 pub(crate) fn is_held_by_current_thread(shared: &Shared, name: &Arc<str>) -> bool {
     shared.check_process().is_ok()
         && shared.held_locks.find(name).is_some_and(|hold| shared.is_valid(&hold))

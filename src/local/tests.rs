@@ -659,7 +659,6 @@ fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
     drop(posted);
 }
 
-/// Returns `true` if the hold has ended, and keeps the lock taken.
 fn is_kept(scene: &Scene) -> bool {
     let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
     holder.is_some_and(|holder| holder.depth == 0)

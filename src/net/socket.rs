@@ -239,7 +239,6 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if a `read` can sleep.
     #[cfg_attr(
         not(all(test, unix, not(leasehold_shuttle))),
         expect(clippy::unused_self, reason = "only simulated ones differ")

@@ -173,7 +173,6 @@ fn unusable(argument: &str, error: &rustls::Error) -> Error {
     }
 }
 
-/// Returns `true` if a certificate was refused because it is that of an authority.
 fn is_of_authority(error: &CertificateError) -> bool {
     matches!(error, CertificateError::Other(OtherError(error))
         if error.to_string() == "CaUsedAsEndEntity")

@@ -174,7 +174,6 @@ pub(crate) struct CallSite {
 }
 
 impl CallSite {
-    /// Returns `true` if the hold can still be released.
     pub(crate) fn can_release(&self) -> bool {
         !self.thread.has_ended.load(Ordering::Acquire)
     }

@@ -248,7 +248,6 @@ impl Hold {
         Moment(self.load()).since(now)
     }
 
-    /// Returns `true` if the hold may be relied on.
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
         now.0 < self.load()
     }
@@ -265,12 +264,10 @@ impl Hold {
         deadline == LOST || (deadline > ENDED && deadline <= now.0)
     }
 
-    /// Returns `true` if the tenure was ended, and not found lost since.
     pub(super) fn is_ended(&self) -> bool {
         self.load() == ENDED
     }
 
-    /// Returns `true` if the tenure was found lost.
     pub(super) fn was_lost(&self) -> bool {
         self.load() == LOST
     }

@@ -428,7 +428,6 @@ impl<P> Conversation<P> {
 impl<P: Clone> Name<P> {
     pub(crate) const NEW: Self = Self { state: State::Idle, tenures: Vec::new(), behind: None };
 
-    /// Returns `true` if there is nothing to remember about the name.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.state, State::Idle) && self.tenures.is_empty()
     }
@@ -567,12 +566,10 @@ impl<P: Clone> Name<P> {
         self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn)
     }
 
-    /// Returns `true` if a call can share the hold of others.
     fn may_share(&self, shared: &Hold, call: &Call<P>, now: Moment) -> bool {
         call.hold.kind == shared.id.kind && self.may_follow(shared, &call.caller, false, now)
     }
 
-    /// Returns `true` if the caller can have the next hold of a tenure.
     fn may_follow(&self, tenure: &Hold, caller: &Caller, may_keep: bool, now: Moment) -> bool {
         let tenure = self.tenure(tenure);
         tenure.is_some_and(|tenure| tenure.may_be_followed_by(caller, may_keep, now))
@@ -1334,7 +1331,6 @@ impl<P: Clone> Name<P> {
         Some((port, ask))
     }
 
-    /// Returns `true` if a request of this call is on its way.
     pub(crate) fn asks(&self, number: u64) -> bool {
         matches!(&self.state, State::Asking(talk) if talk.first.number == number)
     }
@@ -1594,7 +1590,6 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Returns `true` if a call can have a permit that another one has had.
     fn fits(&self, permit: &Hold, call: &Call<P>, now: Moment) -> bool {
         call.hold.kind == permit.id.kind
             && !call.in_doubt
@@ -2025,7 +2020,6 @@ impl<P: Clone> Name<P> {
         talk.map(|talk| &talk.first).into_iter().chain(self.calls_behind())
     }
 
-    /// Returns `true` if a call asks, or pauses between two requests.
     pub(crate) fn has_first_call(&self) -> bool {
         matches!(self.state, State::Asking(_) | State::Waiting(_))
     }

@@ -73,7 +73,6 @@ impl RetryPolicy {
         self.failing_since = None;
     }
 
-    /// Returns `true` if the last attempt has failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing_since.is_some()
     }

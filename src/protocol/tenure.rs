@@ -143,7 +143,6 @@ impl Tenure {
         if let TenurePhase::Held(current) = &self.phase { Some(current) } else { None }
     }
 
-    /// Returns `true` if another client waits for the lock, as far as is known.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted
     }
@@ -153,12 +152,10 @@ impl Tenure {
         self.reused
     }
 
-    /// Returns `true` if the last renewal has failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing
     }
 
-    /// Returns `true` if the reply that began the tenure came after this moment.
     pub(super) fn has_begun_since(&self, moment: Moment) -> bool {
         self.begun > moment
     }
@@ -220,7 +217,6 @@ impl Tenure {
         self.room = u16::try_from(room).unwrap_or(u16::MAX).saturating_add(1);
     }
 
-    /// Returns `true` if the lock may be kept when the hold is over.
     pub(super) fn can_be_kept(&self, now: Moment) -> bool {
         let speaks_against = self.failing || self.wanted || self.hold.may_begin;
         self.hold.keep > 0 && !speaks_against && self.hold.is_valid(now)
@@ -305,7 +301,6 @@ impl Tenure {
         self.rare().wanted.get_or_insert_default().clone()
     }
 
-    /// Returns `true` if the store notifies this client when another one waits.
     pub(crate) fn is_told(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| rare.is_told)
     }

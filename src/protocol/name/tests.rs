@@ -25,7 +25,6 @@ impl Told {
         self.0.borrow().is_empty()
     }
 
-    /// Returns `true` if it is the call's turn.
     fn is_turn(&self) -> bool {
         let turn = self.take();
         matches!(turn, Some(Next::Turn)) && self.is_empty()
@@ -324,12 +323,10 @@ impl World {
         self.actions().into_iter().filter_map(ended).collect()
     }
 
-    /// Returns `true` if the client has stopped waiting since the last time.
     fn unregisters(&mut self) -> bool {
         self.actions().iter().any(|action| matches!(action, Action::Unregister(_)))
     }
 
-    /// Returns `true` if the tenure was released since the last time.
     fn releases(&mut self, tenure: &Arc<Hold>) -> bool {
         let released =
             |action| if let Action::Release { hold, .. } = action { Some(hold) } else { None };

@@ -73,7 +73,6 @@ impl LiveHold {
         self.is_offer() && self.id.client == hold.client && self.id.kind.waits_with(hold.kind)
     }
 
-    /// Returns `true` if a client with this owner field holds the same kind of lock.
     pub(super) fn belongs_to(&self, kind: HoldKind, owner: &[u8]) -> bool {
         self.id.kind.waits_with(kind) && self.id.owner().as_bytes() == owner
     }

@@ -244,7 +244,6 @@ impl InDoubtHolds {
         server.was_asked_to_begin(hold) || !self.is_own(hold)
     }
 
-    /// Returns `true` if this client has begun the hold, `false` if it has adopted it.
     pub(super) fn is_own(&self, hold: &HoldId) -> bool {
         self.client.get().is_some_and(|(client, _)| *client == hold.client)
     }
