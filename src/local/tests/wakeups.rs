@@ -30,7 +30,12 @@ struct Waiting {
 
 impl Waiting {
     fn new() -> Self {
-        let scene = Scene::with_backoff(Scripted::default(), LEASE * 10, (LONG, LONG));
+        Self::with_pause(LONG)
+    }
+
+    /// Without messages, the client asks again after this pause.
+    fn with_pause(pause: Duration) -> Self {
+        let scene = Scene::with_backoff(Scripted::default(), LEASE * 10, (pause, pause));
         let (fake, wakes, _) = fake();
         *scene.store.wakeups.lock() = Some(fake);
         let held = scene.store.inner.acquire(Acquire {
@@ -91,6 +96,29 @@ fn a_wake_up_has_the_thread_try_again() {
     let level = level.expect("a reply").expect("a lock");
     assert!(!level.hold.may_begin);
     assert!(waiting.scene.shared.is_held(&level.hold));
+}
+
+#[test]
+fn a_call_that_relies_on_messages_asks_soon_once_they_no_longer_arrive() {
+    let pause = Duration::from_millis(20);
+    let waiting = Waiting::with_pause(pause);
+    let requests = || waiting.scene.store.registrations.lock().len();
+    let tell = |wake| waiting.wakes.send(Ok(wake)).expect("the listener lives");
+    let level = waiting.wait(|| {
+        tell(Wake::Complete(true));
+        eventually(|| waiting.scene.shared.names.is_listening());
+        tell(Wake::Echo(waiting.scene.name.to_string()));
+        eventually(|| {
+            let before = requests();
+            thread::sleep(pause * 10);
+            requests() == before
+        });
+        let before = requests();
+        tell(Wake::Complete(false));
+        eventually(|| requests() > before);
+        waiting.release();
+    });
+    level.expect("a reply").expect("a lock");
 }
 
 #[test]
