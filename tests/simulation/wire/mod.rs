@@ -252,7 +252,7 @@ fn run_here(seed: u64, tells: bool) -> Result<Tally, Broken> {
     let mut random = Random(seed);
     let settings = Settings {
         seed: random.next(),
-        preemption: 0,
+        preemption: random.pick(&[0, 0, 50, 300]),
         latency: Duration::from_micros(random.pick(&[1, 50, 500])),
         course: None,
     };
