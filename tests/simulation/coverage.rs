@@ -84,7 +84,8 @@ fn worlds_use_each_method() {
     let mut worlds = String::new();
     for entry in fs::read_dir(root.join("tests/simulation")).expect("this folder") {
         let path = entry.expect("a file").path();
-        if !path.ends_with("coverage.rs") {
+        // Those of connections call no method of a client.
+        if path.is_file() && !path.ends_with("coverage.rs") {
             worlds.push_str(&read(&path));
         }
     }

@@ -41,6 +41,8 @@ pub(super) struct Ledger {
     executions: BTreeMap<String, Vec<Execution>>,
     /// What must not be executed any more.
     not_sent: BTreeSet<(String, Kind)>,
+    /// How many requests had no reply, and may still be executed.
+    doubtful: BTreeMap<(String, Kind), usize>,
 }
 
 /// A request about one hold.
@@ -148,13 +150,15 @@ impl Call {
             if took > *time + world.slack {
                 world.break_promise(format!("{what} took {took:?}, and had {time:?}"));
             }
-            if executed.len() > 1 {
+            let request = (owner.clone(), *kind);
+            let doubtful = world.ledger.doubtful.get(&request).copied().unwrap_or(0);
+            if executed.len() > 1 + doubtful {
                 world.break_promise(format!("{what} was executed twice: {executed:?}"));
             }
             match reply {
                 Ok(reply) => {
                     world.tally.replied += 1;
-                    if executed.first().is_none_or(|execution| execution.reply != reply) {
+                    if executed.iter().all(|execution| execution.reply != reply) {
                         world.break_promise(format!("{what} has got {reply}: {executed:?}"));
                     }
                 }
@@ -163,13 +167,15 @@ impl Call {
                     let is_executed = !executed.is_empty();
                     let is_wrong = match failure.kind {
                         FailureKind::NotReplicated { .. } => !is_executed,
-                        _ => is_executed && !failure.is_ambiguous(),
+                        _ => executed.len() > doubtful && !failure.is_ambiguous(),
                     };
                     if is_wrong {
                         world.break_promise(format!("{what} {shown:?}, but: {executed:?}"));
                     }
-                    if !failure.is_in_doubt() && kind.is_asked_for_once() {
-                        world.ledger.not_sent.insert((owner.clone(), *kind));
+                    if failure.is_ambiguous() {
+                        *world.ledger.doubtful.entry(request).or_default() += 1;
+                    } else if !failure.is_in_doubt() && kind.is_asked_for_once() {
+                        world.ledger.not_sent.insert(request);
                     }
                     let trip = world.weather.latency + world.weather.jitter;
                     let is_excused = self.has_dead_connection
