@@ -23,6 +23,8 @@ reasons! {
     ClientClosed,
     /// The client was stopped while something was due.
     ClientStopped,
+    /// Few requests fit into the time of one, for a call that does not wait.
+    FarAway,
     /// The server has a hold again that was over: it has older data, or has executed a request
     /// twice.
     HoldIsBack,

@@ -80,10 +80,7 @@ fn begin(
     let shortest_lease = if own_terms > 0 { lease / 2 } else { lease };
     let limits = own_terms > 0 && others.permille(500);
     let max_hold = limits.then(|| lease * others.pick(&[1, 2, 5]) / 2);
-    if let Some(options) = Arc::get_mut(&mut config.options) {
-        options.tenure = others.pick(&[None, None, Some(Duration::ZERO), Some(lease / 3)]);
-    }
-    config.warn_held = others.pick(&[None, Some(lease / 8)]);
+    vary(&mut config, lease, &mut others);
     // Leases that are not renewed run out beside calls that wait.
     if !is_calm
         && random.permille(150)
@@ -190,6 +187,19 @@ fn any_server(is_quorum: bool, random: &mut Random) -> Server {
     let block = if is_quorum { random.pick(&[u32::MAX, u32::MAX, 1, 3]) } else { u32::MAX };
     let server = Server::new(MemoryServer::new(), ServerClock::new(ahead, rate));
     Server { block, ..server }
+}
+
+/// Varies settings that once were the same in all worlds.
+fn vary(config: &mut Config, lease: Duration, others: &mut Random) {
+    if let Some(options) = Arc::get_mut(&mut config.options) {
+        options.tenure = others.pick(&[None, None, Some(Duration::ZERO), Some(lease / 3)]);
+    }
+    config.retry_window = match others.below(6) {
+        0 => Duration::from_secs(3),
+        1 => Duration::from_secs(5),
+        _ => config.retry_window,
+    };
+    config.warn_held = others.pick(&[None, Some(lease / 8)]);
 }
 
 /// Returns the settings of a world, for the head of its history.
