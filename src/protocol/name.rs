@@ -383,7 +383,6 @@ impl<P> Conversation<P> {
         is_echoed: bool,
         turn: &Turn<P>,
     ) -> Option<Duration> {
-        self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         let until = remaining.map(|remaining| sent.after(remaining));
         self.known = Known::Held { at: turn.now, until };
         let is_told = is_echoed && turn.listens && self.hears;
@@ -406,6 +405,15 @@ impl<P> Conversation<P> {
         // Whatever wakes the thread without the lock before that does not end the call.
         let left = self.recall_ends?.saturating_duration_since(turn.now);
         if left.is_zero() { None } else { Some(left) }
+    }
+
+    /// Records whether servers have answered a request: the next failure then begins an outage.
+    fn record_answer<T>(&mut self, reply: &Result<T, Failure>) {
+        if reply.is_ok()
+            && let Some(retry) = &mut self.retry
+        {
+            retry.record_reply();
+        }
     }
 
     /// Returns how long to pause after a failure, unless trying again is pointless.
@@ -663,12 +671,17 @@ impl<P: Clone> Name<P> {
         match talk.take_purpose() {
             Purpose::Acquire { others, after_release } => {
                 let reply = self.reply_to_attempt(&mut talk, others, sent, reply, next, turn);
+                talk.record_answer(&reply);
                 self.go_on(talk, after_release, sent, reply, turn)
             }
             Purpose::Recall { failure, told } => {
+                talk.record_answer(&reply);
                 self.reply_to_recall(talk, failure, told, &reply, turn)
             }
-            Purpose::Refill(kept) => self.reply_to_refill(talk, &kept, sent, reply, turn),
+            Purpose::Refill(kept) => {
+                talk.record_answer(&reply);
+                self.reply_to_refill(talk, &kept, sent, reply, turn)
+            }
             Purpose::Pay(_) | Purpose::Unregister | Purpose::Withdraw(_) => {
                 unreachable!("the outcome of a change is no reply to an attempt")
             }
@@ -977,6 +990,7 @@ impl<P: Clone> Name<P> {
     /// Goes on after the change was made for which the first call has asked, or has failed.
     fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
         let mut talk = self.take_talk();
+        talk.record_answer(&outcome);
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
                 for debt in &debts {

@@ -62,16 +62,7 @@ impl World {
                 it.iter().filter(|it| it.answered().is_some_and(|at| at <= failed)).count()
             };
             let answered = tries.find(|it| answers(it) >= self.required());
-            // The client has found a hold of its own in the way, and has ended that first.
-            let is_own = answered.is_some_and(|it| {
-                let first = it[0];
-                let is_release = |it: &&Asked| {
-                    let is_later = Some(it.sent) >= first.answered();
-                    it.subject.wish == Wish::Release && it.thread == first.thread && is_later
-                };
-                first.said() == Said::No && asked.iter().any(is_release)
-            });
-            if answered.is_some() && !excused(&[is_stopped, (Reason::OwnHold, is_own)]) {
+            if answered.is_some() && !excused(&[is_stopped]) {
                 return Err(format!("the servers have answered within {:?}", self.retry_window));
             }
         }

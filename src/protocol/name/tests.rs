@@ -514,6 +514,21 @@ fn a_hold_in_doubt_is_a_debt_when_its_call_ends_without_it() {
 }
 
 #[test]
+fn a_reply_begins_the_retry_window_anew_also_if_the_next_request_pays_a_debt() {
+    let mut world = World::new();
+    let debt = Arc::new(Hold::debt(world.id(HoldKind::Lock), SOON, false));
+    world.step_hold(&debt, HoldInput::Owed);
+    let [first] = world.calls();
+    assert!(is_parked(&world.fails(FailureKind::Transient)));
+    world.turn.now += SOON * 2 / 3;
+    asks(&world.due(&first));
+    assert!(matches!(world.reply(held()), Next::Pay(_)), "its own hold may be in the way");
+    asks(&world.changed(Ok(())));
+    world.turn.now += SOON * 2 / 3;
+    assert!(is_parked(&world.fails(FailureKind::Transient)), "the servers have answered since");
+}
+
+#[test]
 fn a_lock_is_handed_off_to_the_first_call() {
     let mut world = World::new();
     let [_, second, third] = world.calls();
