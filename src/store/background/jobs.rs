@@ -63,6 +63,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             demand,
             is_prepared: false,
             shares_until: clock::now(),
+            over_pool_until: None,
             waiting: Vec::new(),
             arrived: Arc::default(),
         });
@@ -98,6 +99,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     /// Does everything that is possible at all nodes without waiting, and reports outcomes. Returns
     /// when to continue even if nothing arrives.
     fn go_on(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) -> Option<Instant> {
+        let now = clock::now();
         let mut next = None::<Instant>;
         let mut place = 0;
         // A redirection may add nodes, and jobs for nodes that this turn has already visited.
@@ -127,7 +129,26 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             }
             place += 1;
         }
-        next
+        next.into_iter().chain(self.give_up_late(now, done)).min()
+    }
+
+    /// Fails the jobs whose deadlines have passed, if some may be on their way over connections of
+    /// calls: a thread that reads there may wait for longer than a job may take. Returns when to
+    /// look again, because replies over those connections do not wake this thread.
+    fn give_up_late(
+        &mut self,
+        now: Instant,
+        done: &mut dyn FnMut(u64, JobOutcome),
+    ) -> Option<Instant> {
+        let over_pool = self.nodes.iter().find(|node| node.over_pool_until.is_some())?;
+        let factory = over_pool.connection.peer.factory();
+        for (id, _) in self.undecided.extract_if(|_, (job, _)| job.deadline <= now) {
+            done(id, Err(factory.no_reply()));
+        }
+        for node in &mut self.nodes {
+            node.over_pool_until.take_if(|until| *until <= now);
+        }
+        if self.undecided.is_empty() { None } else { Some(end_of(LOOK)) }
     }
 }
 
@@ -195,6 +216,8 @@ struct NodeJobs<N> {
     /// The time for which jobs that cannot be sent wait for the pooled connections, after these
     /// have taken some.
     shares_until: Instant,
+    /// The latest deadline of the jobs that were sent over pooled connections, until it has passed.
+    over_pool_until: Option<Instant>,
     /// Sent as soon as the connection is open, has written everything sent before, and does not
     /// wait for replicas or disks.
     waiting: Vec<Exchange>,
@@ -275,10 +298,12 @@ impl<N: Peer> NodeJobs<N> {
         }
         let waiting = mem::take(&mut self.waiting);
         let before = waiting.len();
+        let latest = waiting.iter().map(|exchange| exchange.deadline).max();
         let deadline = end_of(io_timeout);
         self.waiting = policy.post_over_pool(&self.connection.peer, waiting, deadline);
         if self.waiting.len() < before {
             self.shares_until = deadline;
+            self.over_pool_until = self.over_pool_until.max(latest);
         }
     }
 

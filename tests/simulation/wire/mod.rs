@@ -366,3 +366,13 @@ fn connections_keep_their_promises_in_simulated_networks() {
     }
     println!("{tally:?} in {took:?}");
 }
+
+/// A job went over the connection of a call whose thread waited for longer than the job may take.
+#[test]
+fn jobs_over_the_connections_of_calls_end_in_their_time() {
+    for seed in [10_427, 15_309] {
+        if run_worlds(seed..=seed, false).1.is_some() {
+            fail(seed);
+        }
+    }
+}
