@@ -467,8 +467,8 @@ impl Builder {
     /// notes do not hand a lock off among themselves, and readers with different notes do not share
     /// a hold. Anyone who can read the locks can read the notes, so they are no place for secrets.
     ///
-    /// At most 256 bytes, without control characters. Empty for none, which is the default, and
-    /// costs nothing.
+    /// At most 256 bytes, without control characters. An empty text stands for none, which is the
+    /// default, and costs nothing.
     ///
     /// ```
     /// let client = leasehold::Client::builder().note("nightly import").in_memory()?;

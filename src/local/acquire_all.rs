@@ -258,7 +258,7 @@ impl SetCall<'_> {
     ///
     /// `WrongType` if it is not a lock.
     fn check_is_lock(&self, name: &str) -> Result<()> {
-        // In the time that the last request of the call would have had.
+        // Within the time limit of the last request of the call.
         let begin = self.caller.wait.deadline().unwrap_or(self.caller.begin);
         match self.shared.store.inspect(name, begin + self.caller.times.io_timeout) {
             Err(failure) if failure.kind == FailureKind::WrongType => {

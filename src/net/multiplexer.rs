@@ -431,7 +431,7 @@ mod tests {
         peer
     }
 
-    /// A proxy may do so that repeats requests, or says why it is about to close a connection.
+    /// They may come from a proxy that repeats requests, or says why it closes a connection.
     #[test]
     fn surplus_bytes_are_not_the_reply_to_the_next_request() {
         for (with_reply, later) in [(":1\r\n:2\r\n", ""), (":1\r\n", ":2\r\n")] {

@@ -289,7 +289,7 @@ impl Commands {
         self.change_within(Scope::All, hold, change)
     }
 
-    /// Like `change`, within a scope that the change can have.
+    /// Like `change`, within a scope, which must be one that such a change can have.
     pub(crate) fn change_within(&self, scope: Scope, hold: &HoldId, change: Change) -> Request {
         let HoldId { kind, name, client, .. } = hold;
         let what = match change {
