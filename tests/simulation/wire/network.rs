@@ -56,6 +56,14 @@ pub(super) struct Link {
     pub(super) session: Session,
 }
 
+/// Which way bytes go over a link.
+#[derive(Clone, Copy)]
+enum Direction {
+    /// From a client to a server.
+    Up,
+    Down,
+}
+
 /// What happens to a write.
 enum Fate {
     Arrives,
@@ -187,7 +195,7 @@ impl World {
                 break;
             }
             if !bytes.is_empty() {
-                self.transmit_up(number, &bytes);
+                self.transmit(number, &bytes, Direction::Up);
                 if self.send_buffer.is_some() {
                     // There is room again.
                     executor::signal_traffic(process);
@@ -214,7 +222,14 @@ impl World {
         ready.map(|(number, _)| number).collect()
     }
 
-    fn transmit_up(&mut self, number: u64, bytes: &[u8]) {
+    /// Sends bytes of a server.
+    pub(super) fn send(&mut self, number: u64, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.transmit(number, bytes, Direction::Down);
+        }
+    }
+
+    fn transmit(&mut self, number: u64, bytes: &[u8], direction: Direction) {
         let Self { links, weather, random, .. } = self;
         let Some(link) = links.get_mut(&number) else { return };
         if link.is_silent {
@@ -226,30 +241,17 @@ impl World {
             // Only the first ones arrive.
             pieces.truncate(below(random, pieces.len() + 1));
         }
+        let last = match direction {
+            Direction::Up => &mut link.last_up,
+            Direction::Down => &mut link.last_down,
+        };
         for piece in pieces {
-            let at = (now() + weather.delay(random)).max(link.last_up);
-            link.last_up = at;
-            at_time(at, move || arrive(number, &piece));
-        }
-        self.end_as(number, &fate);
-    }
-
-    /// Sends bytes of a server.
-    pub(super) fn send(&mut self, number: u64, bytes: &[u8]) {
-        let Self { links, weather, random, .. } = self;
-        let Some(link) = links.get_mut(&number) else { return };
-        if bytes.is_empty() || link.is_silent {
-            return;
-        }
-        let fate = weather.fate(random);
-        let mut pieces = weather.pieces(bytes, random);
-        if !matches!(fate, Fate::Arrives) {
-            pieces.truncate(below(random, pieces.len() + 1));
-        }
-        for piece in pieces {
-            let at = (now() + weather.delay(random)).max(link.last_down);
-            link.last_down = at;
-            at_time(at, move || deliver(number, &piece));
+            let at = (now() + weather.delay(random)).max(*last);
+            *last = at;
+            at_time(at, move || match direction {
+                Direction::Up => arrive(number, &piece),
+                Direction::Down => deliver(number, &piece),
+            });
         }
         self.end_as(number, &fate);
     }
