@@ -165,7 +165,9 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         // Connections to nodes that have left the cluster are closed.
         self.nodes.retain(|known| {
             let is_busy = !known.waiting.is_empty() || known.connection.is_busy();
-            is_busy || self.policy.keeps(&known.connection.peer)
+            // Replies over the connections of calls come here, too.
+            let is_awaited = is_busy || known.over_pool_until.is_some();
+            is_awaited || self.policy.keeps(&known.connection.peer)
         });
         for job in jobs {
             match self.policy.route(&job.hold.name) {
@@ -188,8 +190,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             if self.undecided.is_empty() || clock::now() >= deadline {
                 break;
             }
-            // Replies over the pooled connections do not wake this thread.
-            let end = next.unwrap_or_else(|| end_of(LOOK)).min(deadline);
+            let end = next.unwrap_or(deadline).min(deadline);
             let mut sockets: Vec<_> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
             let openings = self.nodes.iter().filter_map(|node| node.connection.opening.as_ref());
             sleep(&mut sockets, &openings.collect::<Vec<_>>(), end);
