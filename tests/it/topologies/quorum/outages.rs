@@ -16,7 +16,7 @@ use crate::support::{LEASE, Quorum, SOON, eventually, ms, patient, take, through
 fn hung_servers_delay_no_call() {
     let quorum = Quorum::of(5);
     let client = quorum.open(patient().io_timeout(ms(8000)));
-    take(&client, "a").unlock().unwrap();
+    settle(&quorum, &client);
     quorum.servers[0].stop();
     quorum.servers[3].stop();
     let cycles = 300;
