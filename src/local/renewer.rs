@@ -756,11 +756,16 @@ mod tests {
 
     #[test]
     fn leases_of_ended_threads_are_not_renewed() {
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let hold =
-            thread::scope(|scope| scope.spawn(|| scene.hold(1, LEASE)).join().expect("no panic"));
-        assert_over(&scene.reporter.end_signal(&hold), LEASE * 4);
-        assert_eq!(scene.renewals(), 0);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let options = LockOptions { lease: LEASE, ..LockOptions::default() };
+            let ended = thread::spawn(move || caller(&options)).join().expect("no panic");
+            let now = Moment::now();
+            let grant = Grant { fence: 1, room: 0, may_begin: false, sent: now, replied: now };
+            let hold = scene.begin(Tenure::new(id(1), &grant, &ended));
+            assert_over(&scene.reporter.end_signal(&hold), LEASE * 4);
+            assert_eq!(scene.renewals(), 0);
+        });
     }
 
     #[test]
