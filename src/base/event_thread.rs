@@ -246,3 +246,24 @@ fn write_line(level: Level, line: &str) {
     // If the logger panics, the line is lost.
     drop(catch_unwind(|| log::log!(target: "leasehold", level, "{line}")));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callback_does_not_wait_for_what_it_would_deliver_itself() {
+        let (give, given) = bounded::<Events>(1);
+        let (has_flushed, flushed) = bounded(1);
+        let callback = move |_: &Event| {
+            let events = given.recv().expect("the test gives them");
+            events.flush(|| true);
+            let (sender, _) = events.queue.sender.get().expect("the thread runs");
+            has_flushed.send(sender.len()).expect("the test waits");
+        };
+        let events = Events::start(Some(Arc::new(callback)), false).expect("a thread");
+        events.emit(|| Event::Contended { name: "a".into() });
+        give.send(events.clone()).expect("the callback takes them");
+        assert_eq!(flushed.recv(), Ok(0), "a mark for itself");
+    }
+}
