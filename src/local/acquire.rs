@@ -419,7 +419,7 @@ impl<'a> LockCall<'a> {
         let (next, actions) = self.with(|name| {
             let mut turn = names.turn();
             let next = name.step(input, &mut turn);
-            reporter.report(&mut turn.step.actions);
+            reporter.report(&turn.step.reports);
             (next, turn.step.actions)
         });
         // Not while the name is locked: actions wake threads and write requests.

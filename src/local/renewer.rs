@@ -15,6 +15,7 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::receive;
 use crate::protocol::hold::{Hold, NextStep};
+use crate::protocol::steps::LookFor;
 use crate::store::background::Job;
 use crate::store::hold_id::HoldId;
 use crate::store::request::Change;
@@ -132,14 +133,9 @@ impl Renewer {
         }
     }
 
-    /// Looks then whether a hold has lasted for long.
-    pub(crate) fn look_at_long(&self, hold: Arc<Hold>, due: Moment) {
-        self.send_work(due, Scheduled::Long(hold));
-    }
-
-    /// Releases a newly kept lock once no thread has used it for long enough: then, or later.
-    pub(crate) fn look_after_kept(&self, hold: Arc<Hold>, due: Moment) {
-        self.send_work(due, Scheduled::Kept(hold));
+    /// Looks at a tenure then.
+    pub(crate) fn look_at(&self, hold: Arc<Hold>, what: LookFor, due: Moment) {
+        self.send_work(due, Scheduled::Look(what, hold));
     }
 
     /// Releases a hold that has ended, and that may exist in the store, now or later.
@@ -258,10 +254,8 @@ pub(crate) enum Scheduled {
     Check(Arc<Hold>),
     Payment(Box<Payment>),
     Hold(Arc<Hold>),
-    /// Release a kept lock if no thread has used it for long enough.
-    Kept(Arc<Hold>),
-    /// Report a hold that lasts for long.
-    Long(Arc<Hold>),
+    /// Look at a tenure, without a request.
+    Look(LookFor, Arc<Hold>),
 }
 
 impl Scheduled {
@@ -269,7 +263,7 @@ impl Scheduled {
     /// lease.
     pub(crate) fn job(&self, id: u64, change: Change, now: Moment) -> Job {
         let (hold, limit) = match self {
-            Self::Check(hold) | Self::Kept(hold) | Self::Long(hold) => (hold, hold.remaining(now)),
+            Self::Check(hold) | Self::Look(_, hold) => (hold, hold.remaining(now)),
             Self::Payment(payment) => (&payment.debt, payment.debt.lease() / 3),
             Self::Hold(hold) => (hold, (hold.lease() / 3).min(hold.remaining(now))),
         };

@@ -29,7 +29,7 @@ use crate::local::renewer::{
 };
 use crate::local::reporter::Reporter;
 use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
-use crate::protocol::steps::{Action, HoldInput};
+use crate::protocol::steps::{Action, HoldInput, LookFor};
 use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
@@ -280,14 +280,8 @@ impl RenewerThread {
             let change = match &work {
                 Scheduled::Check(hold) => Some(self.check_of(hold)),
                 Scheduled::Hold(hold) => self.renew(hold),
-                Scheduled::Kept(hold) => {
-                    self.reporter.step(hold, HoldInput::KeptDue);
-                    None
-                }
-                Scheduled::Long(hold) => {
-                    if let Some(after) = self.reporter.warn_held {
-                        self.reporter.step(hold, HoldInput::LongDue { after });
-                    }
+                Scheduled::Look(what, hold) => {
+                    self.look(*what, hold);
                     None
                 }
                 Scheduled::Payment(payment) => Some(self.change_of(payment)),
@@ -313,6 +307,19 @@ impl RenewerThread {
         due
     }
 
+    fn look(&self, what: LookFor, hold: &Arc<Hold>) {
+        match what {
+            LookFor::Kept => {
+                self.reporter.step(hold, HoldInput::KeptDue);
+            }
+            LookFor::Long => {
+                if let Some(after) = self.reporter.warn_held {
+                    self.reporter.step(hold, HoldInput::LongDue { after });
+                }
+            }
+        }
+    }
+
     /// Returns the change that checks whether a hold exists.
     fn check_of(&self, hold: &Hold) -> Change {
         self.reporter
@@ -333,17 +340,15 @@ impl RenewerThread {
         for (id, outcome) in outcomes {
             match self.jobs.remove(id) {
                 // Without a reply the next renewal finds out.
-                Some((
-                    Scheduled::Check(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold),
-                    _,
-                )) => match outcome.map(|reply| reply.hold) {
+                Some((Scheduled::Check(hold), _)) => match outcome.map(|reply| reply.hold) {
                     Ok(HoldReply::Gone) => drop(self.reporter.step(&hold, HoldInput::Gone)),
                     Ok(HoldReply::Wanted) => drop(self.reporter.step(&hold, HoldInput::Wanted)),
                     Ok(HoldReply::Done) | Err(_) => {}
                 },
                 Some((Scheduled::Payment(payment), _)) => self.finish_payment(payment, outcome),
                 Some((Scheduled::Hold(hold), sent)) => self.finish_renewal(hold, sent, outcome),
-                None => {}
+                // A look sends no request.
+                Some((Scheduled::Look(..), _)) | None => {}
             }
         }
     }
@@ -601,7 +606,7 @@ impl TimerQueue {
         // The heap cannot remove an entry when its hold ends, because it has no index of holds.
         self.entries.retain(|entry| match &entry.work {
             Scheduled::Check(_) | Scheduled::Payment(_) => true,
-            Scheduled::Hold(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold) => hold.is_open(),
+            Scheduled::Hold(hold) | Scheduled::Look(_, hold) => hold.is_open(),
         });
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);

@@ -23,7 +23,9 @@ use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::steps::{Action, Actions, HoldInput, HoldReport, NameInput, NameStep, Policy};
+use crate::protocol::steps::{
+    Action, Actions, HoldInput, HoldReport, LookFor, NameInput, NameStep, Policy, Reported,
+};
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -91,8 +93,8 @@ impl Reporter {
         is_in_time
     }
 
-    /// Like `step`, but leaves the actions that are no reports to the caller. Other threads may
-    /// give the name inputs meanwhile.
+    /// Like `step`, but leaves the actions to the caller. Other threads may give the name inputs
+    /// meanwhile.
     pub(super) fn begin_step(
         &self,
         hold: &Arc<Hold>,
@@ -103,7 +105,7 @@ impl Reporter {
             let can_keep = self.names.can_keep();
             let mut step = NameStep { can_keep, ..NameStep::new(Moment::now()) };
             let is_in_time = name.step_hold(hold, input, &mut step);
-            self.report(&mut step.actions);
+            self.report(&step.reports);
             (is_in_time, step.actions)
         })
     }
@@ -111,16 +113,6 @@ impl Reporter {
     fn perform_all(&self, actions: Actions<Arc<Parker>>) {
         perform_each(actions, |action| {
             self.perform(action);
-        });
-    }
-
-    /// Reports what actions say, while their name is locked: so no later hold is reported before.
-    pub(super) fn report(&self, actions: &mut Actions<Arc<Parker>>) {
-        actions.retain(|action| {
-            if let Action::Report(report) = action {
-                self.report_one(report);
-            }
-            !matches!(action, Action::Report(_))
         });
     }
 
@@ -135,10 +127,8 @@ impl Reporter {
                 counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
             }
             Action::Finish => drop(counters.unfinished.fetch_sub(1, Ordering::SeqCst)),
-            Action::LookAfter(kept, due) => renewer.look_after_kept(kept, due),
-            Action::LookAtLong(hold, due) => renewer.look_at_long(hold, due),
+            Action::LookAt { hold, what, due } => renewer.look_at(hold, what, due),
             Action::Owe(debt) => renewer.pay(debt),
-            Action::Report(report) => self.report_one(&report),
             Action::Tell(parker, next) => parker.send(Signal::Next(next)),
             other => return Some(other),
         }
@@ -152,7 +142,7 @@ impl Reporter {
         let ended = self.names.with_other_kind(&hold.id, |name| {
             let mut step = NameStep::new(Moment::now());
             name.step_name(NameInput::IsOthers, &mut step);
-            self.report(&mut step.actions);
+            self.report(&step.reports);
             step.actions
         });
         self.perform_all(ended.unwrap_or_default());
@@ -186,7 +176,7 @@ impl Reporter {
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
         if let Some(after) = self.warn_held {
-            self.renewer.look_at_long(hold.clone(), Moment::now().after(after));
+            self.renewer.look_at(hold.clone(), LookFor::Long, Moment::now().after(after));
         }
     }
 
@@ -203,17 +193,25 @@ impl Reporter {
         self.step(hold, HoldInput::Acquired { begin: caller.begin });
     }
 
-    /// Tells the program, by events, log and counters.
+    /// Tells the program what a step says, while the name is locked: so no later hold is reported
+    /// before.
+    pub(super) fn report(&self, reports: &[HoldReport]) {
+        for report in reports {
+            self.report_one(report);
+        }
+    }
+
     fn report_one(&self, report: &HoldReport) {
-        match report {
-            HoldReport::Acquired { hold, fence, begin } => {
+        let HoldReport { hold, fence, what } = report;
+        let name = &*hold.id.name;
+        let fence = *fence;
+        match what {
+            Reported::Acquired { begin } => {
                 self.counters.acquired.fetch_add(1, Ordering::Relaxed);
-                let name = &hold.id.name;
-                let fence = *fence;
                 self.events.report(
                     || {
                         let waited = clock::elapsed(*begin);
-                        Event::Acquired { name: name.to_string(), fence, waited }
+                        Event::Acquired { name: name.to_owned(), fence, waited }
                     },
                     || {
                         let waited = clock::elapsed(*begin);
@@ -221,43 +219,39 @@ impl Reporter {
                     },
                 );
             }
-            HoldReport::Released { hold, fence, held } => {
+            Reported::Released { held } => {
                 self.counters.released.fetch_add(1, Ordering::Relaxed);
-                let name = &hold.id.name;
                 self.events.report(
-                    || Event::Released { name: name.to_string(), fence: *fence, held: *held },
+                    || Event::Released { name: name.to_owned(), fence, held: *held },
                     || format!("released lock {name:?} after {held:?}"),
                 );
             }
-            HoldReport::Lost { hold, fence, site, loss } => {
+            Reported::Lost { site, loss } => {
                 self.events.end_span(&hold.span);
                 // That of a tenure that was kept is silent.
                 if let Some(site) = site {
-                    self.report_loss(&hold.id.name, *fence, site, loss);
+                    self.report_loss(name, fence, site, loss);
                 }
             }
-            HoldReport::ReleaseFailed { hold, fence, site, failure } => {
+            Reported::ReleaseFailed { site, failure } => {
                 self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
-                let name = &hold.id.name;
                 self.events.emit(|| Event::ReleaseFailed {
-                    name: name.to_string(),
-                    fence: *fence,
+                    name: name.to_owned(),
+                    fence,
                     reason: failure.source.to_string(),
                 });
                 self.log_failed_release(name, site, failure);
             }
-            HoldReport::RenewalFailing { hold, fence, remaining, failure } => {
+            Reported::RenewalFailing { remaining, failure } => {
                 self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
                 self.events.emit(|| Event::RenewalFailing {
-                    name: hold.id.name.to_string(),
-                    fence: *fence,
+                    name: name.to_owned(),
+                    fence,
                     remaining: *remaining,
                     reason: failure.source.to_string(),
                 });
             }
-            HoldReport::HeldLong { hold, fence, site, held } => {
-                self.report_long(hold, *fence, site, *held);
-            }
+            Reported::HeldLong { site, held } => self.report_long(hold, fence, site, *held),
         }
     }
 

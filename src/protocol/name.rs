@@ -59,7 +59,8 @@ use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{
-    Action, Ask, Call, HoldInput, HoldReport, Input, NameInput, NameStep, Next, Outcome, Turn,
+    Action, Ask, Call, HoldInput, Input, LookFor, NameInput, NameStep, Next, Outcome, Reported,
+    Turn,
 };
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -1468,8 +1469,7 @@ impl<P: Clone> Name<P> {
         if tenure.current().is_none() || mem::replace(&mut tenure.is_reported, true) {
             return false;
         }
-        let report = HoldReport::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
-        step.actions.push(Action::Report(report));
+        step.report(hold, Reported::Acquired { begin });
         true
     }
 
@@ -1517,8 +1517,7 @@ impl<P: Clone> Name<P> {
     fn end_current(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
         let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(step.now));
         if let Some(held) = held {
-            let report = HoldReport::Released { hold: hold.clone(), fence: hold.fence(), held };
-            step.actions.push(Action::Report(report));
+            step.report(hold, Reported::Released { held });
         }
         step.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
@@ -1566,8 +1565,9 @@ impl<P: Clone> Name<P> {
         self.end_current(hold, step);
         self.state = State::Kept(hold.clone());
         step.actions.push(Action::CountEnd);
-        let look = self.tenure_mut(hold).and_then(|tenure| tenure.keep(step.now));
-        step.actions.extend(look.map(|due| Action::LookAfter(hold.clone(), due)));
+        if let Some(due) = self.tenure_mut(hold).and_then(|tenure| tenure.keep(step.now)) {
+            step.look_at(hold, LookFor::Kept, due);
+        }
     }
 
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
@@ -1821,18 +1821,15 @@ impl<P: Clone> Name<P> {
             return true;
         }
         let Some(Use { since, site }) = last else { return true };
-        let held = ended.since(since);
-        let fence = hold.fence();
-        let hold = hold.clone();
-        let report = match (outcome, loss) {
-            (_, Some(loss)) => HoldReport::Lost { hold, fence, site: Some(site), loss },
+        let what = match (outcome, loss) {
+            (_, Some(loss)) => Reported::Lost { site: Some(site), loss },
             (Err(HoldFailure::Failed(failure)), None) => {
-                HoldReport::ReleaseFailed { hold, fence, site, failure: failure.clone() }
+                Reported::ReleaseFailed { site, failure: failure.clone() }
             }
             (Err(_), None) => return true,
-            (Ok(()), None) => HoldReport::Released { hold, fence, held },
+            (Ok(()), None) => Reported::Released { held: ended.since(since) },
         };
-        step.actions.push(Action::Report(report));
+        step.report(hold, what);
         true
     }
 
@@ -1884,8 +1881,7 @@ impl<P: Clone> Name<P> {
         }
         let was_reported = mem::take(&mut tenure.is_reported);
         let site = if was_reported { last.map(|last| last.site) } else { None };
-        let report = HoldReport::Lost { hold: hold.clone(), fence: hold.fence(), site, loss };
-        step.actions.push(Action::Report(report));
+        step.report(hold, Reported::Lost { site, loss });
         if may_exist {
             // As a debt it stays in this list, so that calls release it before they ask again.
             step.actions.push(Action::Owe(hold.clone()));
@@ -1912,11 +1908,10 @@ impl<P: Clone> Name<P> {
             step.actions.push(Action::Owe(hold.clone()));
             return false;
         }
-        let next = self.tenure_mut(hold).and_then(Tenure::next_look);
+        let Some(due) = self.tenure_mut(hold).and_then(Tenure::next_look) else { return false };
         // Not at once, because a thread may be asking for more of its tokens.
-        let next = next.map(|due| due.max(step.now.after(KEPT_PAUSE)));
-        step.actions.extend(next.map(|due| Action::LookAfter(hold.clone(), due)));
-        next.is_some()
+        step.look_at(hold, LookFor::Kept, due.max(step.now.after(KEPT_PAUSE)));
+        true
     }
 
     /// Notes that another client waits for the hold with this nonce.
@@ -2001,10 +1996,7 @@ impl<P: Clone> Name<P> {
         if remaining.is_zero() || mem::replace(&mut tenure.failing, true) {
             return false;
         }
-        let fence = hold.fence();
-        let failure = failure.clone();
-        let report = HoldReport::RenewalFailing { hold: hold.clone(), fence, remaining, failure };
-        step.actions.push(Action::Report(report));
+        step.report(hold, Reported::RenewalFailing { remaining, failure: failure.clone() });
         true
     }
 
@@ -2015,14 +2007,11 @@ impl<P: Clone> Name<P> {
         if let Some(held) = tenure.report_long(after, step.now)
             && let Some(current) = tenure.current()
         {
-            let site = current.site.clone();
-            let report =
-                HoldReport::HeldLong { hold: hold.clone(), fence: hold.fence(), site, held };
-            step.actions.push(Action::Report(report));
+            step.report(hold, Reported::HeldLong { site: current.site.clone(), held });
         }
-        let next = tenure.next_long_look(after, step.now);
-        step.actions.extend(next.map(|due| Action::LookAtLong(hold.clone(), due)));
-        next.is_some()
+        let Some(due) = tenure.next_long_look(after, step.now) else { return false };
+        step.look_at(hold, LookFor::Long, due);
+        true
     }
 
     /// Returns the calls that wait, the first one first.

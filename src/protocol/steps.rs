@@ -198,13 +198,26 @@ pub(crate) struct NameStep<P> {
     pub(crate) now: Moment,
     /// Whether locks may be kept: other clients can ask for them, and the client is open.
     pub(crate) can_keep: bool,
+    /// Reported before the name is unlocked, so that no later hold is reported before.
+    pub(crate) reports: Reports,
     /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
 }
 
 impl<P> NameStep<P> {
     pub(crate) fn new(now: Moment) -> Self {
-        Self { now, can_keep: false, actions: Actions::new() }
+        Self { now, can_keep: false, reports: Reports::new(), actions: Actions::new() }
+    }
+
+    /// Has the renewer look at a tenure then.
+    pub(super) fn look_at(&mut self, hold: &Arc<Hold>, what: LookFor, due: Moment) {
+        self.actions.push(Action::LookAt { hold: hold.clone(), what, due });
+    }
+
+    /// Has this reported of the present hold of a tenure.
+    pub(super) fn report(&mut self, hold: &Arc<Hold>, what: Reported) {
+        // The token now: the same step may begin the next hold.
+        self.reports.push(HoldReport { hold: hold.clone(), fence: hold.fence(), what });
     }
 }
 
@@ -290,8 +303,8 @@ pub(crate) enum Outcome {
 /// What follows from an input.
 pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
 
-/// What the runtime does after an input, in the order of the list. What the thread of the call does
-/// next comes after that.
+/// What the runtime does after an input and its reports, in the order of the list. What the thread
+/// of the call does next comes after that.
 #[derive(Debug)]
 pub(crate) enum Action<P> {
     /// Closes the span of a hold whose tenure goes on.
@@ -306,10 +319,12 @@ pub(crate) enum Action<P> {
     Finish,
     /// Receives messages of other clients about this hold.
     Listen(HoldId),
-    /// Looks then whether a kept lock has been unused for long enough.
-    LookAfter(Arc<Hold>, Moment),
-    /// Looks then whether a hold has lasted for too long.
-    LookAtLong(Arc<Hold>, Moment),
+    /// Looks at a tenure then.
+    LookAt {
+        hold: Arc<Hold>,
+        what: LookFor,
+        due: Moment,
+    },
     /// Leaves a debt to the renewer.
     Owe(Arc<Hold>),
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
@@ -322,9 +337,6 @@ pub(crate) enum Action<P> {
     Renew(Change),
     /// Looks at a lease again then.
     RenewAt(Arc<Hold>, Moment),
-    /// Reports what has begun or ended, before the name is unlocked: so no later hold is reported
-    /// before.
-    Report(HoldReport),
     /// Tells a parked call what to do next.
     Tell(P, Next),
     /// Takes the client off those that wait for a hold like this.
@@ -333,44 +345,51 @@ pub(crate) enum Action<P> {
     WakeLocks,
 }
 
+/// What the renewer looks at a tenure for, besides its lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LookFor {
+    /// Whether its lock was kept unused for long enough.
+    Kept,
+    /// Whether its hold has lasted for too long.
+    Long,
+}
+
+/// What is reported of an input: one hold, as a rule.
+pub(crate) type Reports = SmallVec<[HoldReport; 1]>;
+
 /// What the program is told of a hold.
 #[derive(Debug)]
-pub(crate) enum HoldReport {
+pub(crate) struct HoldReport {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) fence: u64,
+    pub(crate) what: Reported,
+}
+
+#[derive(Debug)]
+pub(crate) enum Reported {
     /// It has begun, for a call that began at that time.
     Acquired {
-        hold: Arc<Hold>,
-        fence: u64,
         begin: Instant,
     },
     Released {
-        hold: Arc<Hold>,
-        fence: u64,
         held: Duration,
     },
     /// It was lost. Without a site, its tenure was kept, and had no hold that was reported.
     Lost {
-        hold: Arc<Hold>,
-        fence: u64,
         site: Option<CallSite>,
         loss: Loss,
     },
     ReleaseFailed {
-        hold: Arc<Hold>,
-        fence: u64,
         site: CallSite,
         failure: Failure,
     },
     /// A renewal has failed, unlike the one before, and there is time to try again.
     RenewalFailing {
-        hold: Arc<Hold>,
-        fence: u64,
         remaining: Duration,
         failure: Failure,
     },
     /// It lasts for long.
     HeldLong {
-        hold: Arc<Hold>,
-        fence: u64,
         site: CallSite,
         held: Duration,
     },

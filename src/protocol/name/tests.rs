@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::*;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
-use crate::protocol::steps::{Actions, Policy};
+use crate::protocol::steps::{Actions, HoldReport, Policy};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -295,10 +295,8 @@ impl World {
 
     fn report_begin(&mut self, hold: &Arc<Hold>) {
         self.step_hold(hold, HoldInput::Acquired { begin: self.turn.now });
-        self.turn
-            .step
-            .actions
-            .retain(|it| !matches!(it, Action::Report(HoldReport::Acquired { .. })));
+        let reports = &mut self.turn.step.reports;
+        reports.retain(|it| !matches!(it.what, Reported::Acquired { .. }));
     }
 
     /// Returns the actions since the last time.
@@ -312,15 +310,12 @@ impl World {
         self.actions().into_iter().filter_map(owed).collect()
     }
 
-    /// Returns the holds that the actions since the last time report to be over.
+    /// Returns the holds that were reported to be over since the last time.
     fn ended(&mut self) -> Vec<Arc<Hold>> {
-        let ended = |action| match action {
-            Action::Report(HoldReport::Released { hold, .. } | HoldReport::Lost { hold, .. }) => {
-                Some(hold)
-            }
-            _ => None,
-        };
-        self.actions().into_iter().filter_map(ended).collect()
+        self.turn.step.actions.clear();
+        let mut reports = mem::take(&mut self.turn.step.reports);
+        reports.retain(|it| matches!(it.what, Reported::Released { .. } | Reported::Lost { .. }));
+        reports.into_iter().map(|report| report.hold).collect()
     }
 
     fn unregisters(&mut self) -> bool {
@@ -536,10 +531,9 @@ fn a_lock_is_handed_off_to_the_first_call() {
     world.report_begin(&mine);
     let step = &mut world.turn.step;
     assert!(world.name.step_hold(&mine, HoldInput::End { hands_off: true }, step));
-    let actions = &world.turn.step.actions[..];
-    let is_reported_first =
-        matches!(actions, [Action::Report(HoldReport::Released { .. }), Action::Tell(..)]);
-    assert!(is_reported_first, "{actions:?}");
+    let NameStep { reports, actions, .. } = &world.turn.step;
+    assert!(matches!(reports[..], [HoldReport { what: Reported::Released { .. }, .. }]));
+    assert!(matches!(actions[..], [Action::Tell(..)]), "{actions:?}");
     world.tell();
     let got = second.told.outcome();
     assert!(matches!(got, Some(Outcome::HandedOff(hold)) if Arc::ptr_eq(&hold, &mine)));

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
-use leasehold::{Client, Error, HoldEnd};
+use leasehold::{Error, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
