@@ -4,7 +4,6 @@
 //! what to do: to send a request, to wait until it is woken, or to end. It does that, and tells the
 //! machine what came of it.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -41,8 +40,9 @@ pub(super) struct LockCall<'a> {
     pub(super) contended: bool,
     /// Its number in the conversation about the name.
     number: u64,
-    /// Its number among the calls that look for deadlocks, once it does.
-    looker: &'a Cell<Option<u64>>,
+    /// Its number among the calls that look for deadlocks: that of the hold that it has asked for
+    /// first.
+    pub(super) looker: Option<u64>,
     /// The conversation of its own, if it takes part in no other.
     alone: Option<Name<Arc<Parker>>>,
     /// When the request was sent whose reply came last.
@@ -100,8 +100,7 @@ fn acquire_one(
     caller: &Caller,
 ) -> Result<Option<Arc<Hold>>> {
     let span = CallSpan::open(|| &**name);
-    let looker = Cell::new(None);
-    let mut call = LockCall::new(shared, kind, name, caller, &looker);
+    let mut call = LockCall::new(shared, kind, name, caller, None);
     let outcome = call.acquire();
     report(shared, caller, name, (span, call.contended), outcome, slice::from_ref)
 }
@@ -117,7 +116,7 @@ pub(super) fn report<T>(
     holds: impl Fn(&T) -> &[Arc<Hold>],
 ) -> Result<Option<T>> {
     let outcome = outcome.and_then(|acquired| {
-        check_wanted(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
+        give_back_if_ended(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
         Ok(acquired)
     });
     let Ok(Some(acquired)) = &outcome else {
@@ -145,17 +144,16 @@ pub(super) fn report<T>(
 
 /// Gives back new holds, with an error, if the client was closed in the meantime, or the wait
 /// cancelled: the thread that did so may be what has freed their locks.
-fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
+fn give_back_if_ended(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
     // After the holds have begun: a thread that closes or cancels later finds them, not the call.
-    let wanted = match (&caller.canceller, holds) {
-        _ if shared.names.closed.load(Ordering::SeqCst) => Err(Error::Closed),
-        (Some(canceller), [hold, ..]) => canceller.check(&hold.id.name),
-        _ => Ok(()),
-    };
-    if wanted.is_err() {
+    let mut outcome = shared.names.check_open();
+    if let (Some(canceller), [hold, ..]) = (&caller.canceller, holds) {
+        outcome = outcome.and_then(|()| canceller.check(&hold.id.name));
+    }
+    if outcome.is_err() {
         release::give_back(shared, holds, caller);
     }
-    wanted
+    outcome
 }
 
 /// Returns the hold that the calling thread has of a lock, if there is one. Of a lock that is not
@@ -182,7 +180,7 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     if let Some(canceller) = &options.cancelled_by {
         canceller.check(name)?;
     }
-    if shared.names.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    shared.names.check_open()
 }
 
 /// A thread that panics must not leave its name waiting for it.
@@ -200,7 +198,7 @@ impl<'a> LockCall<'a> {
         kind: HoldKind,
         name: &'a Arc<str>,
         caller: &'a Caller,
-        looker: &'a Cell<Option<u64>>,
+        looker: Option<u64>,
     ) -> Self {
         Self {
             shared,
@@ -290,6 +288,7 @@ impl<'a> LockCall<'a> {
             None
         };
         let hold = shared.next_hold(kind, name, caller);
+        let looker = *self.looker.get_or_insert(hold.number());
         let call = Call::new(hold, caller, parker.clone());
         self.number = call.number;
         let input = if self.alone.is_some() {
@@ -298,12 +297,12 @@ impl<'a> LockCall<'a> {
             Input::Call { call, rejoins }
         };
         let mut next = self.step(input);
-        let mut looks = Looks::new(shared, (kind, name), caller, &parker, self.looker);
+        let mut looks = Looks::new(shared, (kind, name), caller, &parker, looker);
         loop {
             next = match next {
                 Next::Done(outcome) => return Ok(outcome),
                 Next::Park { until, contended } => self.park(&mut looks, until, contended)?,
-                Next::Turn => match self.check_wanted() {
+                Next::Turn => match self.check_not_ended() {
                     Ok(()) => self.go_on(),
                     Err(error) => {
                         // The call leaves like one that is cancelled, which gives the turn to the
@@ -442,7 +441,7 @@ impl<'a> LockCall<'a> {
     }
 
     /// Returns an error if the client is closed, or the call cancelled.
-    fn check_wanted(&self) -> Result<()> {
+    fn check_not_ended(&self) -> Result<()> {
         self.shared.names.check_open()?;
         self.caller.check_cancelled(self.name)
     }

@@ -11,7 +11,6 @@
 //! lock. And a call that has waited for one waits a moment for a later one without giving it back
 //! ([`SetCall::wait_beside`]).
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{iter, mem};
@@ -63,7 +62,8 @@ struct SetCall<'a> {
     /// Whether the call has read the replies to releases that were on their way, since the last
     /// failure.
     drained: bool,
-    looker: Cell<Option<u64>>,
+    /// Its number among the calls that look for deadlocks, once it has waited.
+    looker: Option<u64>,
     /// Whether the call has reported that a lock is held.
     contended: bool,
 }
@@ -118,7 +118,7 @@ pub(crate) fn acquire_all(
         backoff: Backoff::new(shared.config.backoff, random()),
         waited: vec![false; names.len()],
         drained: false,
-        looker: Cell::new(None),
+        looker: None,
         contended: false,
     };
     let outcome = call.acquire();
@@ -218,11 +218,13 @@ impl SetCall<'_> {
     }
 
     /// Waits for a lock of which the call has reported that it is held.
-    fn wait_for(&self, held: usize, caller: &Caller) -> Result<Option<Arc<Hold>>> {
+    fn wait_for(&mut self, held: usize, caller: &Caller) -> Result<Option<Arc<Hold>>> {
         let name = &self.names[held];
-        let mut call = LockCall::new(self.shared, HoldKind::Lock, name, caller, &self.looker);
+        let mut call = LockCall::new(self.shared, HoldKind::Lock, name, caller, self.looker);
         call.contended = true;
-        call.acquire()
+        let outcome = call.acquire();
+        self.looker = call.looker;
+        outcome
     }
 
     /// Waits for a held lock without giving back what the call has, if all of that comes earlier in

@@ -89,7 +89,7 @@ pub(crate) struct Deadlocks(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The last number of a call or a probe.
+    /// The number of the last probe.
     last: u64,
     waits: HashMap<u64, LongWait, RandomState>,
     /// Hashes of the circles that were reported.
@@ -113,11 +113,6 @@ struct LongWait {
 }
 
 impl Deadlocks {
-    /// Returns the number of a new call.
-    pub(super) fn next_number(&self) -> u64 {
-        self.0.lock().next_number()
-    }
-
     /// Adds a call that has waited for long, and whose thread has these holds.
     pub(super) fn add(
         &self,
@@ -153,7 +148,7 @@ impl Deadlocks {
     pub(super) fn look(&self, names: &Names, number: u64) -> Option<Circle> {
         let mut table = self.0.lock();
         // A late probe of an earlier look has another number, and does not count.
-        let probe = table.next_number();
+        let probe = table.next_probe();
         let wait = table.waits.get_mut(&number)?;
         wait.probe = probe;
         // What an earlier look has found may have changed in between.
@@ -214,7 +209,7 @@ impl Deadlocks {
 }
 
 impl Table {
-    fn next_number(&mut self) -> u64 {
+    fn next_probe(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
@@ -223,7 +218,7 @@ impl Table {
     /// Returns the circle if this is the second one in succession to come back.
     fn follow(&mut self, names: &Names, mut at: u64, mut probe: Probe) -> Option<Circle> {
         loop {
-            let next = self.next_number();
+            let next = self.next_probe();
             let wait = self.waits.get_mut(&at)?;
             if probe.path.first() == Some(&wait.call) {
                 // One of an earlier look, which has taken long.

@@ -3,7 +3,6 @@
 //! Decides when the call looks, and sends the messages for which others have no thread. Its own
 //! thread does all that, between two sleeps; until the first look, nothing is registered or sent.
 
-use std::cell::Cell;
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,9 +28,8 @@ pub(super) struct Looks<'a> {
     caller: &'a Caller,
     pub(super) parker: &'a Arc<Parker>,
     next: NextLook,
-    /// The number of the call, from its first look on. It keeps that while it waits again: so the
-    /// same calls are the same circle.
-    number: &'a Cell<Option<u64>>,
+    /// The number of the call, the same while it waits again: so the same calls are the same circle.
+    number: u64,
     is_registered: bool,
     /// When to log that the call still waits, unless it was.
     tell_at: Option<Instant>,
@@ -53,7 +51,7 @@ impl<'a> Looks<'a> {
         (kind, name): (HoldKind, &'a str),
         caller: &'a Caller,
         parker: &'a Arc<Parker>,
-        number: &'a Cell<Option<u64>>,
+        number: u64,
     ) -> Self {
         Self {
             shared,
@@ -136,24 +134,22 @@ impl<'a> Looks<'a> {
         let pause = pause.saturating_mul(2).min(PAUSE_MAX).max(pause);
         self.next = NextLook::At(end_of(pause), pause);
         let Shared { reporter, names, client, .. } = self.shared;
-        let number = self.number.get().unwrap_or_else(|| reporter.deadlocks.next_number());
         if !mem::replace(&mut self.is_registered, true) {
-            self.number.set(Some(number));
-            self.register(number);
+            self.register();
         }
-        if let Some(circle) = reporter.deadlocks.look(names, number) {
+        if let Some(circle) = reporter.deadlocks.look(names, self.number) {
             reporter.report_deadlock(&circle, client);
         }
     }
 
-    fn register(&self, number: u64) {
+    fn register(&self) {
         let Shared { config, client, held_locks, reporter, .. } = self.shared;
         let now = clock::unix_time();
         let holds = held_locks.all();
         let began = now.saturating_sub(clock::elapsed(self.caller.begin)).as_micros();
         let call = CircleCall {
             client: client.to_string(),
-            number,
+            number: self.number,
             began: u64::try_from(began).unwrap_or(u64::MAX),
             may_fail: config.deadlock == Deadlock::Fail,
             name: self.name.to_owned(),
@@ -188,10 +184,8 @@ fn note_of(holds: &[Arc<Hold>]) -> String {
 
 impl Drop for Looks<'_> {
     fn drop(&mut self) {
-        if self.is_registered
-            && let Some(number) = self.number.get()
-        {
-            self.shared.reporter.deadlocks.remove(number);
+        if self.is_registered {
+            self.shared.reporter.deadlocks.remove(self.number);
         }
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Names {
     /// things do not wait for each other.
     shards: [[Mutex<Shard>; SHARDS]; 2],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
-    pub(super) closed: AtomicBool,
+    closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
     /// The locks of this client that others have asked for, and that it had kept for nothing.
@@ -154,13 +154,6 @@ impl Names {
     /// Returns `true` if locks may be kept now: other clients can ask for them.
     pub(crate) fn can_keep(&self) -> bool {
         self.is_listening() && self.check_open().is_ok()
-    }
-
-    /// Lets the next call try if this hold was in its way, and was released or lost.
-    pub(crate) fn end_hold(&self, hold: &Arc<Hold>) {
-        let mut step = NameStep::new(Moment::now());
-        self.with(&hold.id, |name| name.step_hold(hold, HoldInput::ReleaseSent, &mut step));
-        tell(step.actions);
     }
 
     /// Sets whether messages of other clients arrive. If they no longer do, no call relies on them.

@@ -343,7 +343,7 @@ impl<'a> Releases<'a> {
     /// because such a call may have the connections wait for replicas or disks.
     pub(super) fn let_next_try(&mut self) {
         for hold in mem::take(&mut self.awaited) {
-            self.shared.names.end_hold(&hold);
+            self.shared.reporter.step(&hold, HoldInput::ReleaseSent);
             self.shared.wake_first(hold.id.kind, &hold.id.name);
         }
     }

@@ -3,46 +3,51 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-/// A channel that never has a message, and is disconnected once.
+/// What those that watch a hold are told. It may only become more.
 #[derive(Debug)]
-struct OverChannel {
+struct Signal {
+    /// One of the states below.
+    state: AtomicU8,
+    /// Dropped when they are first told something: that wakes them.
     sender: Mutex<Option<Sender<Infallible>>>,
+    /// Never has a message.
     receiver: Receiver<Infallible>,
 }
 
-impl Default for OverChannel {
+const NOTHING: u8 = 0;
+const OVER: u8 = 1;
+/// For those that watch for the end.
+const LOST: u8 = 2;
+/// For those that watch for other clients.
+const WANTED: u8 = 2;
+
+impl Default for Signal {
     fn default() -> Self {
         let (sender, receiver) = bounded(0);
-        Self { sender: Mutex::new(Some(sender)), receiver }
+        Self { state: AtomicU8::new(NOTHING), sender: Mutex::new(Some(sender)), receiver }
     }
 }
 
-impl OverChannel {
-    fn disconnect(&self) {
+impl Signal {
+    fn tell(&self, state: u8) {
+        self.state.fetch_max(state, Ordering::AcqRel);
         self.sender.lock().take();
+    }
+
+    fn state(&self) -> u8 {
+        self.state.load(Ordering::Acquire)
     }
 }
 
 /// Signals that a hold is over, or the first of several that share this, and whether one was lost.
 /// All clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EndSignal(Arc<End>);
-
-#[derive(Debug, Default)]
-struct End {
-    channel: OverChannel,
-    /// One of the states below.
-    state: AtomicU8,
-}
-
-const NOT_OVER: u8 = 0;
-const RELEASED: u8 = 1;
-const LOST: u8 = 2;
+pub(crate) struct EndSignal(Arc<Signal>);
 
 impl EndSignal {
     /// Creates the signal of a hold that is over.
@@ -54,62 +59,52 @@ impl EndSignal {
 
     /// Tells that the hold is over. A loss may come later, and stays.
     pub(super) fn tell(&self, was_lost: bool) {
-        let state = if was_lost { LOST } else { RELEASED };
-        self.0.state.fetch_max(state, Ordering::AcqRel);
-        self.0.channel.disconnect();
+        self.0.tell(if was_lost { LOST } else { OVER });
     }
 
     /// Returns whether the hold was lost; `None` if it is not over.
     pub(crate) fn was_lost(&self) -> Option<bool> {
-        match self.0.state.load(Ordering::Acquire) {
-            NOT_OVER => None,
+        match self.0.state() {
+            NOTHING => None,
             state => Some(state == LOST),
         }
     }
 
     /// Returns a receiver that is disconnected when the hold is over.
     pub(crate) fn receiver(&self) -> &Receiver<Infallible> {
-        &self.0.channel.receiver
+        &self.0.receiver
     }
 }
 
 /// A flag that is set while another client waits for the lock, or has waited for it during one
 /// hold. All clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WantedSignal(Arc<WantedState>);
-
-#[derive(Debug, Default)]
-struct WantedState {
-    /// Disconnected when another client waits or the hold is over.
-    channel: OverChannel,
-    is_wanted: AtomicBool,
-}
+pub(crate) struct WantedSignal(Arc<Signal>);
 
 impl WantedSignal {
     /// Creates a signal that does not change any more.
     pub(super) fn over(is_wanted: bool) -> Self {
         let signal = Self::default();
-        signal.0.is_wanted.store(is_wanted, Ordering::Relaxed);
-        signal.end();
+        signal.0.tell(if is_wanted { WANTED } else { OVER });
         signal
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
-        self.0.is_wanted.load(Ordering::Acquire)
+        self.0.state() == WANTED
     }
 
     pub(super) fn set_wanted(&self) {
-        self.0.is_wanted.store(true, Ordering::Release);
-        self.0.channel.disconnect();
+        self.0.tell(WANTED);
     }
 
     /// Tells that the hold is over.
     pub(super) fn end(&self) {
-        self.0.channel.disconnect();
+        self.0.tell(OVER);
     }
 
+    /// Returns a receiver that is disconnected when another client waits or the hold is over.
     pub(crate) fn receiver(&self) -> &Receiver<Infallible> {
-        &self.0.channel.receiver
+        &self.0.receiver
     }
 }
 

@@ -320,11 +320,7 @@ pub(crate) enum Action<P> {
     /// Receives messages of other clients about this hold.
     Listen(HoldId),
     /// Looks at a tenure then.
-    LookAt {
-        hold: Arc<Hold>,
-        what: LookFor,
-        due: Moment,
-    },
+    LookAt { hold: Arc<Hold>, what: LookFor, due: Moment },
     /// Leaves a debt to the renewer.
     Owe(Arc<Hold>),
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
