@@ -361,7 +361,7 @@ impl<'a> LockCall<'a> {
         match next {
             Next::Ask(ask) => {
                 let sent = Moment::now();
-                let reply = store.acquire(ask.request(&ask.holds()));
+                let reply = store.acquire(ask.request());
                 self.take_reply(sent, reply)
             }
             Next::Change(hold, change) => {

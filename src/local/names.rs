@@ -422,7 +422,7 @@ impl Untold {
     fn send(&mut self, store: &dyn Store) {
         let Some(ask) = &self.ask else { return };
         let at = Moment::now();
-        if let Some(ahead) = store.acquire_ahead(ask.request(&ask.holds())) {
+        if let Some(ahead) = store.acquire_ahead(ask.request()) {
             self.ask = None;
             Parker::send(&self.parker, Signal::Sent(Sent { at, ahead }));
         }

@@ -51,6 +51,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
+use smallvec::smallvec;
+
 use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::LossCause;
@@ -272,8 +274,7 @@ impl<P> Conversation<P> {
             Purpose::Recall { .. } => {
                 // It asks a client that only keeps the lock to release it, and begins no hold.
                 Ask {
-                    hold: self.recalled_lock(),
-                    others: Vec::new(),
+                    holds: smallvec![self.recalled_lock()],
                     lease: times.lease,
                     note: None,
                     registration: Registration::Recall,
@@ -284,8 +285,7 @@ impl<P> Conversation<P> {
             Purpose::Refill(kept) => {
                 let lease = kept.next_lease(turn.step.now).duration;
                 Ask {
-                    hold: kept.id.clone(),
-                    others: Vec::new(),
+                    holds: smallvec![kept.id.clone()],
                     lease,
                     // The call suits the tenure, so it has the same note.
                     note: self.first.caller.note.clone(),
@@ -297,16 +297,15 @@ impl<P> Conversation<P> {
             _ => {
                 let alike = self.calls_alike(behind);
                 let registration = self.next_registration(behind, turn);
-                let holds = alike.iter().map(|call| call.hold.clone()).collect();
+                let mut holds = smallvec![self.first.hold.clone()];
+                holds.extend(alike.iter().map(|call| call.hold.clone()));
                 let others = alike.into_iter().map(Other::of).collect();
                 self.purpose = Purpose::Acquire { others, after_release };
                 let echo = self.wants_echo(registration, turn);
-                let Call { hold, caller, .. } = &self.first;
                 Ask {
-                    hold: hold.clone(),
-                    others: holds,
+                    holds,
                     lease: times.lease,
-                    note: caller.note.clone(),
+                    note: self.first.caller.note.clone(),
                     registration,
                     echo,
                     deadline,
@@ -490,7 +489,10 @@ impl<P: Clone> Name<P> {
             HoldInput::EndKept => self.end_kept(hold, step.now),
             HoldInput::ReleaseSent => self.end_hold(hold, step),
             HoldInput::Released(outcome) => self.settle(hold, outcome, step),
-            HoldInput::ReleaseFailed(failure) => self.release_failed(hold, failure, step),
+            HoldInput::ReleaseFailed(failure) => {
+                // The renewer goes on with it.
+                self.end_release(hold, &Err(HoldFailure::Failed(failure.clone())), step)
+            }
             HoldInput::Paid(outcome) => self.settle_debt(hold, outcome, step),
             HoldInput::Owed => self.owe(hold, step),
             HoldInput::Abandoned => self.change_tenure(hold, Tenure::tell_over),
@@ -535,7 +537,7 @@ impl<P: Clone> Name<P> {
             _ => false,
         };
         if is_free {
-            return self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn);
+            return self.begin(call, Purpose::ACQUIRE, turn);
         }
         if call.caller.wait == Wait::No {
             return self.time_out(call, rejoins, turn);
@@ -569,10 +571,10 @@ impl<P: Clone> Name<P> {
         self.state = State::Idle;
         if suits {
             // Its tokens are used up, or its time is over. A request brings both.
-            return self.begin(call, Registration::IfHeld, Purpose::Refill(kept.clone()), turn);
+            return self.begin(call, Purpose::Refill(kept.clone()), turn);
         }
         self.give_up_kept(kept, turn);
-        self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn)
+        self.begin(call, Purpose::ACQUIRE, turn)
     }
 
     fn may_share(&self, shared: &Hold, call: &Call<P>, now: Moment) -> bool {
@@ -612,20 +614,13 @@ impl<P: Clone> Name<P> {
     }
 
     /// Begins the conversation with a call.
-    fn begin(
-        &mut self,
-        first: Call<P>,
-        registration: Registration,
-        purpose: Purpose,
-        turn: &Turn<P>,
-    ) -> Next {
-        let wait = first.caller.wait;
-        let kind = first.hold.kind;
-        let registration = match registration {
-            Registration::IfHeld if !wait.is_over(turn.now) => Registration::IfHeld,
-            Registration::IfHeld if kind.is_lock() => Registration::IfMayBeKept,
-            Registration::IfHeld => Registration::None,
-            other => other,
+    fn begin(&mut self, first: Call<P>, purpose: Purpose, turn: &Turn<P>) -> Next {
+        let registration = if !first.caller.wait.is_over(turn.now) {
+            Registration::IfHeld
+        } else if first.hold.kind.is_lock() {
+            Registration::IfMayBeKept
+        } else {
+            Registration::None
         };
         self.ask(Conversation::new(first, registration, purpose), turn)
     }
@@ -633,7 +628,7 @@ impl<P: Clone> Name<P> {
     /// Begins a conversation that has this call only, and that no message reaches.
     fn begin_alone(&mut self, call: Call<P>, debts: Vec<Arc<Hold>>, turn: &Turn<P>) -> Next {
         self.tenures = debts.into_iter().map(Tenure::owed).collect();
-        self.begin(call, Registration::None, Purpose::ACQUIRE, turn)
+        self.ask(Conversation::new(call, Registration::None, Purpose::ACQUIRE), turn)
     }
 
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
@@ -1771,17 +1766,6 @@ impl<P: Clone> Name<P> {
         is_new
     }
 
-    /// Reports that the release of a tenure has failed, if nothing was reported yet. The renewer
-    /// goes on with it.
-    fn release_failed(
-        &mut self,
-        hold: &Arc<Hold>,
-        failure: &Failure,
-        step: &mut NameStep<P>,
-    ) -> bool {
-        self.end_release(hold, &Err(HoldFailure::Failed(failure.clone())), step)
-    }
-
     /// Reports how the release of a tenure goes, if that is not known yet.
     fn end_release(
         &mut self,
@@ -1805,13 +1789,9 @@ impl<P: Clone> Name<P> {
         step: &mut NameStep<P>,
     ) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
-        let (last, ended) = match mem::replace(&mut tenure.phase, TenurePhase::Owed) {
-            TenurePhase::Ending { last, ended } => (last, ended),
-            other => {
-                tenure.phase = other;
-                return false;
-            }
-        };
+        let TenurePhase::Ending { ended } = tenure.phase else { return false };
+        tenure.phase = TenurePhase::Owed;
+        let last = tenure.last.take();
         // The server had forgotten the hold before its release came.
         let is_lost = matches!(outcome, Err(HoldFailure::Lost));
         let loss = if is_lost { Some(tenure.lose_after_end()) } else { None };
@@ -1870,9 +1850,9 @@ impl<P: Clone> Name<P> {
     /// up after it. Only then the next call may try: it has its own reports.
     fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut NameStep<P>) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
-        let TenurePhase::Lost(last) = &mut tenure.phase else { return false };
-        let last = last.take();
+        let TenurePhase::Lost = tenure.phase else { return false };
         tenure.phase = TenurePhase::Owed;
+        let last = tenure.last.take();
         // Those that watch the hold find the cause when they wake.
         let loss = tenure.set_loss();
         tenure.tell_watches(true);

@@ -2,10 +2,8 @@
 //! to its holds ([`Input`], [`NameInput`], [`HoldInput`]), and what follows from that: what the
 //! thread of a call does next ([`Next`]), and what the runtime does ([`Action`]).
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{iter, slice};
 
 use smallvec::SmallVec;
 
@@ -249,9 +247,8 @@ impl Next {
 /// A request for holds.
 #[derive(Debug)]
 pub(crate) struct Ask {
-    pub(crate) hold: HoldId,
-    /// The holds of calls behind the first that can begin at the same time.
-    pub(crate) others: Vec<HoldId>,
+    /// That of the first call, and those of calls behind it that can begin at the same time.
+    pub(crate) holds: SmallVec<[HoldId; 1]>,
     pub(crate) lease: Duration,
     /// The note of all these holds.
     pub(crate) note: Option<Arc<str>>,
@@ -262,19 +259,16 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// Returns all holds that the request asks for.
-    pub(crate) fn holds(&self) -> Cow<'_, [HoldId]> {
-        if self.others.is_empty() {
-            return slice::from_ref(&self.hold).into();
+    pub(crate) fn request(&self) -> Acquire<'_> {
+        let Self { holds, note, lease, registration, echo, deadline } = self;
+        Acquire {
+            holds,
+            lease: *lease,
+            note: note.as_deref(),
+            registration: *registration,
+            echo: *echo,
+            deadline: *deadline,
         }
-        iter::once(&self.hold).chain(&self.others).cloned().collect()
-    }
-
-    /// Returns the request for these holds.
-    pub(crate) fn request<'a>(&'a self, holds: &'a [HoldId]) -> Acquire<'a> {
-        let Self { lease, registration, echo, deadline, .. } = *self;
-        let note = self.note.as_deref();
-        Acquire { holds, lease, note, registration, echo, deadline }
     }
 }
 

@@ -35,6 +35,8 @@ pub(crate) struct Tenure {
     /// What guards and the renewer have of it.
     pub(crate) hold: Arc<Hold>,
     pub(super) phase: TenurePhase,
+    /// The hold that a call has, or had last; `None` while the lock is kept, and of a debt.
+    pub(super) last: Option<Use>,
     /// When it began: with the reply to its request, however distant the server is.
     begun: Moment,
     /// How many holds may follow, each with the next token. A store gives out a thousand at most.
@@ -55,16 +57,16 @@ pub(crate) struct Tenure {
 }
 
 /// What a tenure is.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum TenurePhase {
     /// A call has its hold, or is about to get it.
-    Held(Use),
+    Held,
     /// No call has a hold, and the client keeps the lock.
     Kept { since: Moment },
-    /// It was found lost, and that is about to be reported. `None` if it was kept.
-    Lost(Option<Use>),
+    /// It was found lost, and that is about to be reported.
+    Lost,
     /// It has ended here, and it is not known yet how its release goes.
-    Ending { last: Option<Use>, ended: Moment },
+    Ending { ended: Moment },
     /// It must not exist in the store, and may. There is nothing to report about it.
     Owed,
 }
@@ -108,9 +110,9 @@ impl Tenure {
     /// Creates the tenure that a reply has brought to a call.
     pub(crate) fn new(id: HoldId, grant: &Grant, caller: &Caller) -> Self {
         let hold = Arc::new(Hold::new(id, grant, caller));
-        let phase = TenurePhase::Held(Use::new(caller, grant.replied));
+        let last = Some(Use::new(caller, grant.replied));
         let room = u16::try_from(grant.room).unwrap_or(u16::MAX);
-        Self { begun: grant.replied, room, ..Self::of(hold, phase) }
+        Self { begun: grant.replied, room, last, ..Self::of(hold, TenurePhase::Held) }
     }
 
     /// Creates what is remembered of a debt.
@@ -122,6 +124,7 @@ impl Tenure {
         Self {
             hold,
             phase,
+            last: None,
             begun: Moment::FIRST,
             room: 0,
             is_reported: false,
@@ -140,7 +143,7 @@ impl Tenure {
 
     /// Returns the hold that a call has.
     pub(crate) fn current(&self) -> Option<&Use> {
-        if let TenurePhase::Held(current) = &self.phase { Some(current) } else { None }
+        if let TenurePhase::Held = self.phase { self.last.as_ref() } else { None }
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
@@ -203,7 +206,8 @@ impl Tenure {
     /// tenure: a renewal in flight counts for it, and so does a loss.
     pub(super) fn begin_next(&mut self, caller: &Caller, now: Moment) {
         self.reused |= matches!(self.phase, TenurePhase::Kept { .. });
-        self.phase = TenurePhase::Held(Use::new(caller, now));
+        self.phase = TenurePhase::Held;
+        self.last = Some(Use::new(caller, now));
         self.is_reported = false;
         self.room = self.room.saturating_sub(1);
         self.hold.set_depth(1);
@@ -227,6 +231,7 @@ impl Tenure {
     /// and kept again and again costs one per time that it may be kept.
     pub(super) fn keep(&mut self, now: Moment) -> Option<Moment> {
         self.phase = TenurePhase::Kept { since: now };
+        self.last = None;
         if mem::replace(&mut self.looked_after, true) { None } else { self.kept_end() }
     }
 
@@ -295,7 +300,7 @@ impl Tenure {
     pub(super) fn wanted_signal(&mut self) -> WantedSignal {
         let is_wanted = self.wanted;
         // An input that marks the hold later finds the signal.
-        if is_wanted || !matches!(self.phase, TenurePhase::Held(_) | TenurePhase::Ending { .. }) {
+        if is_wanted || !matches!(self.phase, TenurePhase::Held | TenurePhase::Ending { .. }) {
             return WantedSignal::over(is_wanted);
         }
         self.rare().wanted.get_or_insert_default().clone()
@@ -312,7 +317,7 @@ impl Tenure {
     /// Returns the signal of the end of the current hold. With `shared`, that is the one to use,
     /// which several holds share.
     pub(super) fn end_signal(&mut self, shared: Option<&EndSignal>) -> EndSignal {
-        let is_over = !matches!(self.phase, TenurePhase::Held(_) | TenurePhase::Ending { .. });
+        let is_over = !matches!(self.phase, TenurePhase::Held | TenurePhase::Ending { .. });
         let was_lost = self.hold.was_lost();
         let rare = self.rare();
         let signal = match shared {
@@ -351,28 +356,19 @@ impl Tenure {
 
     /// Ends the tenure here. Returns `false` if it was ended or lost before.
     pub(super) fn end(&mut self, now: Moment) -> bool {
-        if !self.hold.end(now) {
-            return false;
+        let ends = self.hold.end(now);
+        if ends {
+            self.phase = TenurePhase::Ending { ended: now };
         }
-        let last = match mem::replace(&mut self.phase, TenurePhase::Owed) {
-            TenurePhase::Held(last) => Some(last),
-            _ => None,
-        };
-        self.phase = TenurePhase::Ending { last, ended: now };
-        true
+        ends
     }
 
     /// Marks the tenure as lost. Returns `false` if it was ended or lost before.
     pub(super) fn lose(&mut self, cause: LossCause) -> bool {
-        let last = match mem::replace(&mut self.phase, TenurePhase::Owed) {
-            TenurePhase::Held(last) => Some(last),
-            TenurePhase::Kept { .. } => None,
-            other => {
-                self.phase = other;
-                return false;
-            }
-        };
-        self.phase = TenurePhase::Lost(last);
+        if !matches!(self.phase, TenurePhase::Held | TenurePhase::Kept { .. }) {
+            return false;
+        }
+        self.phase = TenurePhase::Lost;
         self.hold.lose();
         self.set_cause(cause);
         if self.rare().cause != Some(LossCause::Gone) {

@@ -388,9 +388,9 @@ fn a_request_for_a_permit_asks_for_the_neighbours_that_want_the_same() {
         let mut world = World::new();
         let calls = kinds.iter().map(|kind| world.call_as(*kind, &options(), Wait::Endless));
         let [first, second, ..] = &calls.collect::<Vec<_>>()[..] else { panic!("two at least") };
-        assert!(asks(&first.next).others.is_empty(), "when it tries first, it looks at no other");
+        assert!(asks(&first.next).holds.len() == 1, "when it tries first, it looks at no other");
         assert!(world.leave(first));
-        asks(&world.due(second)).others.len()
+        asks(&world.due(second)).holds.len() - 1
     };
     let (two, three) = (Permit { of: 2 }, Permit { of: 3 });
     assert_eq!(asked(&[two, two]), 0);
@@ -479,7 +479,7 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
         [(); 5].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
     assert!(world.leave(&first));
     let asked = world.due(&second);
-    assert_eq!(asks(&asked).others.len(), 3);
+    assert_eq!(asks(&asked).holds.len(), 1 + 3);
     assert!(world.leave(&third));
     let owed = world.owed();
     let [debt] = &owed[..] else { panic!("its hold may come") };
@@ -889,7 +889,7 @@ fn the_next_request_of_a_parked_call_may_be_sent_ahead_of_its_thread() {
     assert!(world.name.ask_ahead(&mut world.turn).is_none(), "it asks already");
     world.reply(held());
     let (port, ask) = world.name.ask_ahead(&mut world.turn).expect("it parks");
-    assert!(ask.hold.nonce == first.number && Rc::ptr_eq(&port.0, &first.told.0));
+    assert!(ask.holds[0].nonce == first.number && Rc::ptr_eq(&port.0, &first.told.0));
     assert!(first.told.is_empty() && world.name.asks(first.number));
     assert!(is_parked(&world.due(&first)), "its pause is over, and the reply is still to come");
     world.reply(held());
@@ -941,9 +941,9 @@ fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
     let mut world = World::new();
     world.turn.policy.withdraws = true;
     let first = world.call(Wait::Endless);
-    let withdrawn = asks(&first.next).hold.nonce;
+    let withdrawn = asks(&first.next).holds[0].nonce;
     world.reply(held());
-    assert!(asks(&world.due(&first)).hold.nonce > withdrawn);
+    assert!(asks(&world.due(&first)).holds[0].nonce > withdrawn);
     world.fails(FailureKind::Timeout);
     assert_eq!(world.owed().len(), 1, "it is cleaned up at once");
 }
@@ -964,14 +964,14 @@ fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
     let first = world.call_as(HoldKind::Read, &options(), Wait::No);
     let asked = world.fails(FailureKind::WrongType);
     let ask = asks(&asked);
-    assert!((ask.registration, ask.hold.kind) == (Registration::Recall, HoldKind::Lock));
+    assert!((ask.registration, ask.holds[0].kind) == (Registration::Recall, HoldKind::Lock));
     assert!(is_parked(&world.reply(recalled())));
     assert!(matches!(&world.actions()[..], [.., Action::Listen(lock)] if lock.kind.is_lock()));
     assert!(world.wake() && first.told.is_turn());
     assert_eq!(asks(&world.due(&first)).registration, Registration::Recall);
     assert!(matches!(world.reply(held()), Next::Change(_, Change::Unregister)));
     let again = world.changed(Ok(()));
-    assert_eq!(asks(&again).hold.kind, HoldKind::Read);
+    assert_eq!(asks(&again).holds[0].kind, HoldKind::Read);
     assert!(is_failed(&world.fails(FailureKind::WrongType)), "once is enough");
     // One that is used does not make room.
     world.call_as(HoldKind::Read, &options(), Wait::No);
@@ -1020,7 +1020,7 @@ fn a_kept_lock_without_tokens_is_asked_for_more() {
     let mut world = World::new();
     let hold = kept_without_tokens(&mut world);
     let asked = keep_call(&mut world);
-    assert_eq!((asks(&asked).registration, &asks(&asked).hold), (Registration::Kept, &hold.id));
+    assert_eq!((asks(&asked).registration, &asks(&asked).holds[0]), (Registration::Kept, &hold.id));
     let more = AcquireReply::Acquired { fence: 8, others: Vec::new(), room: 2, wanted: true };
     let got = world.reply(Ok(more));
     assert!(matches!(got, Next::Done(Outcome::Kept(_))));
@@ -1223,7 +1223,7 @@ fn a_permit_goes_to_the_next_call_while_a_request_of_the_first_is_on_its_way() {
 fn asking_for_others<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [Begun; N]) {
     let (permit, first, behind) = permits::<N>(world);
     world.reply(held());
-    assert_eq!(asks(&world.due(&first)).others.len(), N);
+    assert_eq!(asks(&world.due(&first)).holds.len(), 1 + N);
     (permit, first, behind)
 }
 

@@ -46,8 +46,8 @@ fn keep(tenure: &mut Tenure) -> Option<Moment> {
 }
 
 fn held(tenure: &Tenure) -> Option<Duration> {
-    let TenurePhase::Ending { last, ended } = &tenure.phase else { return None };
-    last.as_ref().map(|last| ended.since(last.since))
+    let TenurePhase::Ending { ended } = tenure.phase else { return None };
+    tenure.last.as_ref().map(|last| ended.since(last.since))
 }
 
 #[test]
