@@ -250,6 +250,7 @@ pub use base::holder::{Holder, Leader};
 pub use base::phase::{Phase, ServerFailure};
 pub use client::Client;
 pub use client::builder::Builder;
+pub use client::survey::{NameReport, ServerReplies, ServerReport, Survey, WaitingCircle};
 pub use config::Deadlock;
 #[doc(hidden)]
 pub use config::Mechanism;
@@ -269,7 +270,6 @@ pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
 pub use local::overview::{HeldLock, WaitingCall};
-pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey, WaitingCircle};
 pub use stats::Stats;
 pub use store::hold_id::HeldAs;
 pub use store::memory::memory_server::MemoryServer;

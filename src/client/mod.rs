@@ -4,11 +4,13 @@ pub(crate) mod builder;
 #[cfg(feature = "serde")]
 mod deserialize;
 mod open;
+pub(crate) mod survey;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::client::survey::Survey;
 use crate::error::Result;
 use crate::guards::election::Election;
 use crate::guards::handle::LockHandle;
@@ -19,7 +21,6 @@ use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
 use crate::local::overview::{HeldLock, WaitingCall};
 use crate::local::shared::Shared;
-use crate::local::survey::Survey;
 use crate::local::{adoption, overview, release, status};
 use crate::stats::Stats;
 use crate::ticket::Ticket;

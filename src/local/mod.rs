@@ -22,7 +22,6 @@ mod renewer_thread;
 pub(crate) mod reporter;
 pub(crate) mod shared;
 pub(crate) mod status;
-pub(crate) mod survey;
 
 #[cfg(test)]
 mod tests;

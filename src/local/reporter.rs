@@ -24,7 +24,7 @@ use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::steps::{
-    Action, Actions, HoldInput, HoldReport, LookFor, NameInput, NameStep, Policy, Reported,
+    Action, Actions, HoldEvent, HoldInput, HoldReport, LookFor, NameInput, NameStep, Policy,
 };
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
@@ -206,7 +206,7 @@ impl Reporter {
         let name = &*hold.id.name;
         let fence = *fence;
         match what {
-            Reported::Acquired { begin } => {
+            HoldEvent::Acquired { begin } => {
                 self.counters.acquired.fetch_add(1, Ordering::Relaxed);
                 self.events.report(
                     || {
@@ -219,21 +219,21 @@ impl Reporter {
                     },
                 );
             }
-            Reported::Released { held } => {
+            HoldEvent::Released { held } => {
                 self.counters.released.fetch_add(1, Ordering::Relaxed);
                 self.events.report(
                     || Event::Released { name: name.to_owned(), fence, held: *held },
                     || format!("released lock {name:?} after {held:?}"),
                 );
             }
-            Reported::Lost { site, loss } => {
+            HoldEvent::Lost { site, loss } => {
                 self.events.end_span(&hold.span);
                 // That of a tenure that was kept is silent.
                 if let Some(site) = site {
                     self.report_loss(name, fence, site, loss);
                 }
             }
-            Reported::ReleaseFailed { site, failure } => {
+            HoldEvent::ReleaseFailed { site, failure } => {
                 self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
                 self.events.emit(|| Event::ReleaseFailed {
                     name: name.to_owned(),
@@ -242,7 +242,7 @@ impl Reporter {
                 });
                 self.log_failed_release(name, site, failure);
             }
-            Reported::RenewalFailing { remaining, failure } => {
+            HoldEvent::RenewalFailing { remaining, failure } => {
                 self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
                 self.events.emit(|| Event::RenewalFailing {
                     name: name.to_owned(),
@@ -251,7 +251,7 @@ impl Reporter {
                     reason: failure.source.to_string(),
                 });
             }
-            Reported::HeldLong { site, held } => self.report_long(hold, fence, site, *held),
+            HoldEvent::HeldLong { site, held } => self.report_long(hold, fence, site, *held),
         }
     }
 

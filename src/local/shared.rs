@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     pub(super) times: CallTimes,
     pub(super) listening: Listening,
     /// Dropped before `reporter`, to which it then reports in-doubt holds.
-    pub(super) store: Arc<dyn Store>,
+    pub(crate) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
     pub(super) counters: Arc<Counters>,
     pools: Pools,

@@ -210,7 +210,7 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
 
 /// Ends the hold of an owner, of any client. Returns `false` if it did not exist. If it belongs to
 /// this client, which began or adopted it, it is lost here at once.
-pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
+pub(crate) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
     shared.check_process()?;
     let hold = HoldId::of_owner(owner, kind, name);
     if let Some(hold) = &hold {
@@ -234,7 +234,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
 }
 
 /// Makes a request about a lock for a call without a deadline, and repeats it after failures.
-pub(super) fn repeat<T>(
+pub(crate) fn repeat<T>(
     shared: &Shared,
     attempt: &str,
     name: &str,
@@ -245,7 +245,7 @@ pub(super) fn repeat<T>(
     repeat_briefly(shared, attempt, name, request)
 }
 
-pub(super) fn repeat_briefly<T>(
+pub(crate) fn repeat_briefly<T>(
     shared: &Shared,
     attempt: &str,
     name: &str,

@@ -61,7 +61,7 @@ use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{
-    Action, Ask, Call, HoldInput, Input, LookFor, NameInput, NameStep, Next, Outcome, Reported,
+    Action, Ask, Call, HoldEvent, HoldInput, Input, LookFor, NameInput, NameStep, Next, Outcome,
     Turn,
 };
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
@@ -1464,7 +1464,7 @@ impl<P: Clone> Name<P> {
         if tenure.current().is_none() || mem::replace(&mut tenure.is_reported, true) {
             return false;
         }
-        step.report(hold, Reported::Acquired { begin });
+        step.report(hold, HoldEvent::Acquired { begin });
         true
     }
 
@@ -1512,7 +1512,7 @@ impl<P: Clone> Name<P> {
     fn end_current(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
         let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(step.now));
         if let Some(held) = held {
-            step.report(hold, Reported::Released { held });
+            step.report(hold, HoldEvent::Released { held });
         }
         step.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
@@ -1802,12 +1802,12 @@ impl<P: Clone> Name<P> {
         }
         let Some(Use { since, site }) = last else { return true };
         let what = match (outcome, loss) {
-            (_, Some(loss)) => Reported::Lost { site: Some(site), loss },
+            (_, Some(loss)) => HoldEvent::Lost { site: Some(site), loss },
             (Err(HoldFailure::Failed(failure)), None) => {
-                Reported::ReleaseFailed { site, failure: failure.clone() }
+                HoldEvent::ReleaseFailed { site, failure: failure.clone() }
             }
             (Err(_), None) => return true,
-            (Ok(()), None) => Reported::Released { held: ended.since(since) },
+            (Ok(()), None) => HoldEvent::Released { held: ended.since(since) },
         };
         step.report(hold, what);
         true
@@ -1861,7 +1861,7 @@ impl<P: Clone> Name<P> {
         }
         let was_reported = mem::take(&mut tenure.is_reported);
         let site = if was_reported { last.map(|last| last.site) } else { None };
-        step.report(hold, Reported::Lost { site, loss });
+        step.report(hold, HoldEvent::Lost { site, loss });
         if may_exist {
             // As a debt it stays in this list, so that calls release it before they ask again.
             step.actions.push(Action::Owe(hold.clone()));
@@ -1976,7 +1976,7 @@ impl<P: Clone> Name<P> {
         if remaining.is_zero() || mem::replace(&mut tenure.failing, true) {
             return false;
         }
-        step.report(hold, Reported::RenewalFailing { remaining, failure: failure.clone() });
+        step.report(hold, HoldEvent::RenewalFailing { remaining, failure: failure.clone() });
         true
     }
 
@@ -1987,7 +1987,7 @@ impl<P: Clone> Name<P> {
         if let Some(held) = tenure.report_long(after, step.now)
             && let Some(current) = tenure.current()
         {
-            step.report(hold, Reported::HeldLong { site: current.site.clone(), held });
+            step.report(hold, HoldEvent::HeldLong { site: current.site.clone(), held });
         }
         let Some(due) = tenure.next_long_look(after, step.now) else { return false };
         step.look_at(hold, LookFor::Long, due);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 /// What those that watch a hold are told. It may only become more.
 #[derive(Debug)]
-struct Signal {
+struct HoldSignal {
     /// One of the states below.
     state: AtomicU8,
     /// Dropped when they are first told something: that wakes them.
@@ -26,14 +26,14 @@ const LOST: u8 = 2;
 /// For those that watch for other clients.
 const WANTED: u8 = 2;
 
-impl Default for Signal {
+impl Default for HoldSignal {
     fn default() -> Self {
         let (sender, receiver) = bounded(0);
         Self { state: AtomicU8::new(NOTHING), sender: Mutex::new(Some(sender)), receiver }
     }
 }
 
-impl Signal {
+impl HoldSignal {
     fn tell(&self, state: u8) {
         self.state.fetch_max(state, Ordering::AcqRel);
         self.sender.lock().take();
@@ -47,7 +47,7 @@ impl Signal {
 /// Signals that a hold is over, or the first of several that share this, and whether one was lost.
 /// All clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EndSignal(Arc<Signal>);
+pub(crate) struct EndSignal(Arc<HoldSignal>);
 
 impl EndSignal {
     /// Creates the signal of a hold that is over.
@@ -79,7 +79,7 @@ impl EndSignal {
 /// A flag that is set while another client waits for the lock, or has waited for it during one
 /// hold. All clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WantedSignal(Arc<Signal>);
+pub(crate) struct WantedSignal(Arc<HoldSignal>);
 
 impl WantedSignal {
     /// Creates a signal that does not change any more.

@@ -196,7 +196,7 @@ pub(crate) struct NameStep<P> {
     pub(crate) now: Moment,
     /// Whether locks may be kept: other clients can ask for them, and the client is open.
     pub(crate) can_keep: bool,
-    /// Reported before the name is unlocked, so that no later hold is reported before.
+    /// HoldEvent before the name is unlocked, so that no later hold is reported before.
     pub(crate) reports: Reports,
     /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
@@ -213,7 +213,7 @@ impl<P> NameStep<P> {
     }
 
     /// Has this reported of the present hold of a tenure.
-    pub(super) fn report(&mut self, hold: &Arc<Hold>, what: Reported) {
+    pub(super) fn report(&mut self, hold: &Arc<Hold>, what: HoldEvent) {
         // The token now: the same step may begin the next hold.
         self.reports.push(HoldReport { hold: hold.clone(), fence: hold.fence(), what });
     }
@@ -352,11 +352,11 @@ pub(crate) type Reports = SmallVec<[HoldReport; 1]>;
 pub(crate) struct HoldReport {
     pub(crate) hold: Arc<Hold>,
     pub(crate) fence: u64,
-    pub(crate) what: Reported,
+    pub(crate) what: HoldEvent,
 }
 
 #[derive(Debug)]
-pub(crate) enum Reported {
+pub(crate) enum HoldEvent {
     /// It has begun, for a call that began at that time.
     Acquired {
         begin: Instant,

@@ -16,7 +16,7 @@ const SOURCES: [&str; 11] = [
     "src/guards/rw_lock.rs",
     "src/guards/semaphore.rs",
     "src/guards/watches.rs",
-    "src/local/survey.rs",
+    "src/client/survey.rs",
 ];
 
 /// Methods that no world uses, and why.

@@ -296,7 +296,7 @@ impl World {
     fn report_begin(&mut self, hold: &Arc<Hold>) {
         self.step_hold(hold, HoldInput::Acquired { begin: self.turn.now });
         let reports = &mut self.turn.step.reports;
-        reports.retain(|it| !matches!(it.what, Reported::Acquired { .. }));
+        reports.retain(|it| !matches!(it.what, HoldEvent::Acquired { .. }));
     }
 
     /// Returns the actions since the last time.
@@ -314,7 +314,7 @@ impl World {
     fn ended(&mut self) -> Vec<Arc<Hold>> {
         self.turn.step.actions.clear();
         let mut reports = mem::take(&mut self.turn.step.reports);
-        reports.retain(|it| matches!(it.what, Reported::Released { .. } | Reported::Lost { .. }));
+        reports.retain(|it| matches!(it.what, HoldEvent::Released { .. } | HoldEvent::Lost { .. }));
         reports.into_iter().map(|report| report.hold).collect()
     }
 
@@ -532,7 +532,7 @@ fn a_lock_is_handed_off_to_the_first_call() {
     let step = &mut world.turn.step;
     assert!(world.name.step_hold(&mine, HoldInput::End { hands_off: true }, step));
     let NameStep { reports, actions, .. } = &world.turn.step;
-    assert!(matches!(reports[..], [HoldReport { what: Reported::Released { .. }, .. }]));
+    assert!(matches!(reports[..], [HoldReport { what: HoldEvent::Released { .. }, .. }]));
     assert!(matches!(actions[..], [Action::Tell(..)]), "{actions:?}");
     world.tell();
     let got = second.told.outcome();
