@@ -615,6 +615,26 @@ fn a_hold_that_has_ended_is_reported_before_the_next_one() {
     }
 }
 
+/// The server ends the lease before it executes the release, and the reply to that comes when the
+/// next hold has shown that the earlier one is over.
+#[test]
+fn an_unlock_agrees_with_what_was_reported_of_its_hold() {
+    let scene = Scene::posting();
+    let mine = scene.lock();
+    thread::scope(|scope| {
+        let next = scope.spawn(|| scene.lock());
+        eventually(|| scene.shared.stats().waiting == 1);
+        let (change, deadline) = (Change::RELEASE, Instant::now());
+        let ended = HoldRequest { hold: &mine.hold.id, change, deadline };
+        ask_one(&scene.store.inner, ended).expect("memory");
+        let unlocked = scope.spawn(|| scene.unlock(&mine.hold));
+        next.join().expect("no panic");
+        scene.store.send_posted();
+        unlocked.join().expect("no panic").expect("it was reported as released");
+    });
+    scene.expect_events(["acquired", "something else", "released", "acquired"]);
+}
+
 /// Even by one that has not joined the wait queue, or was behind another one.
 #[test]
 fn a_release_that_failed_is_repeated_by_whichever_thread_comes_next() {
