@@ -370,11 +370,15 @@ impl Link {
         if !self.is_connected() {
             return Err(self.server().unreachable());
         }
-        if self.has_room() && (ends || !self.is_lagging()) {
+        let why = if !self.has_room() {
+            "the server has not answered earlier requests yet"
+        } else if !ends && self.is_lagging() {
+            "earlier locks still wait for the server's replicas or disk"
+        } else {
             return Ok(());
-        }
-        let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
-        Err(Failure::io(FailureKind::Transient, &self.server().factory.label(), error))
+        };
+        let label = self.server().factory.label();
+        Err(Failure::io(FailureKind::Transient, &label, io::Error::other(why)))
     }
 
     /// Returns the connection if a request can be sent over it now.

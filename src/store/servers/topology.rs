@@ -371,7 +371,9 @@ mod tests {
         let url = |listener: &TcpListener| {
             format!("redis://{}/", listener.local_addr().expect("an address"))
         };
-        let (foreign, silent) = (url(&listener), url(&unserved));
+        let unused = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (foreign, silent, down) = (url(&listener), url(&unserved), url(&unused));
+        drop(unused);
         thread::spawn(move || {
             for peer in listener.incoming() {
                 let mut peer = peer.expect("a connection");
@@ -384,6 +386,7 @@ mod tests {
             ([&foreign].to_vec(), FailureKind::Foreign),
             ([&foreign, &silent].to_vec(), FailureKind::Timeout),
             ([&silent, &foreign].to_vec(), FailureKind::Timeout),
+            ([&down, &foreign].to_vec(), FailureKind::Unreachable),
         ] {
             let seeds = servers.endpoints("seeds", seeds).expect("good URLs");
             let failure = Topology::new(seeds, &servers).explore().expect_err("no cluster");

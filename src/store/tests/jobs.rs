@@ -111,6 +111,24 @@ fn a_job_fails_at_its_own_deadline() {
     assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
 
+#[test]
+fn a_job_fails_with_a_connection_that_has_fallen_silent() {
+    let process = Server::redis();
+    let config = Config { io_timeout: Some(WHILE), ..Config::default() };
+    let store = single_at(&process.url(), &config);
+    must_acquire(&store, &hold(1));
+    let mut jobs = store.jobs();
+    let change = Change::Renew { lease: LEASE.into() };
+    let renewed = run_jobs(&mut *jobs, &[(hold(1), change)]);
+    assert!(matches!(renewed[..], [Ok(HoldReply::Done)]));
+    process.stop();
+    let job = Job { id: 1, hold: hold(1), change, deadline: end_of(SOON * 12) };
+    let mut outcomes = Vec::new();
+    jobs.send(vec![job], &mut |_, outcome| outcomes.push(outcome.is_ok()));
+    jobs.collect(soon(), &mut |_, outcome| outcomes.push(outcome.is_ok()));
+    assert_eq!(outcomes, [false]);
+}
+
 /// A server without the replica that it must wait for.
 fn without_replica() -> Scene {
     let scene = Scene::new();

@@ -52,8 +52,9 @@ fn a_server_that_hangs_from_the_start_delays_no_call() {
 #[test]
 fn a_call_waits_until_servers_have_read_what_came_before() {
     let quorum = Quorum::of(3);
-    // All names share the connections.
-    let client = quorum.open(patient().io_timeout(ms(8000)).pool_size(1));
+    // All names share the connections. A request that finds no room is not repeated.
+    let builder = patient().io_timeout(ms(8000)).pool_size(1).retry_window(ms(1));
+    let client = quorum.open(builder);
     settle(&quorum, &client);
     let guards = (0..300).map(|number| client.lock_owned(&format!("lock {number}")).unwrap());
     let guards: Vec<_> = guards.collect();
