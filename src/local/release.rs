@@ -75,15 +75,10 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
 }
 
 fn finish(result: &mut Result<()>, hold: &Hold, outcome: Result<(), HoldFailure>) {
-    let is_lost = hold.is_lost(Moment::now());
     if let Some(span) = hold.span.take() {
-        span.close(is_lost);
+        span.close(hold.is_lost(Moment::now()));
     }
-    match outcome {
-        // A later hold has shown that it is over, and so it was reported, before the reply came.
-        Err(HoldFailure::Lost) if !is_lost => {}
-        outcome => add_outcome(result, "release", hold, unless_ended(outcome)),
-    }
+    add_outcome(result, "release", hold, unless_ended(outcome));
 }
 
 /// Ends the innermost level of a hold.

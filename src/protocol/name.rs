@@ -1409,7 +1409,8 @@ impl<P: Clone> Name<P> {
     fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], step: &mut NameStep<P>) {
         for hold in over {
             if self.tenure(hold).is_some_and(Tenure::is_debt) {
-                // Its release was executed, though the reply to that is still on its way.
+                // Its release was executed, though the reply to that is still on its way. Should it
+                // say that the hold was gone before, only the caller of `unlock` learns that.
                 self.settle(hold, &Ok(()), step);
             } else {
                 // Another input may have found it lost, and its thread still look up why.
