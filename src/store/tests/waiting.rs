@@ -37,11 +37,13 @@ servers!(
     a_kept_lock_is_offered_to_no_client_but_one_is_told,
     a_hold_that_gets_another_level_is_watched_as_before,
     an_offer_is_taken_by_any_thread_of_its_client,
+    what_is_offered_to_a_client_that_leaves_goes_to_the_next,
     an_echo_is_sent_to_who_is_told_when_a_hold_ends,
     a_long_wait_takes_no_processor_time;
     waiting_clients_are_in_the_order_of_arrival,
     the_list_of_waiting_clients_never_lasts_for_ever,
     a_lock_that_stays_held_wakes_no_client,
+    a_release_that_comes_too_late_wakes_no_client,
     a_client_that_was_told_goes_first_when_a_kept_lock_is_free,
     a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
@@ -242,6 +244,17 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     assert_eq!(next(&mut *wakeups), woken());
     assert_eq!(store.force_release(lock_of(b"stranger:1"), soon()).ok(), Some(false));
     assert!(nothing_comes(&mut *wakeups));
+}
+
+fn a_release_that_comes_too_late_wakes_no_client(process: &Server) {
+    let store = single(process);
+    let mut wakeups = listen(&store, "a");
+    must_acquire(&store, &hold(1));
+    register(&store, "a");
+    // As if its lease were over.
+    process.command(&["DEL", "lock:lock"]);
+    assert_eq!(super::release(&store, &hold(1)).ok(), Some(HoldReply::Gone));
+    assert!(nothing_comes(&mut *wakeups) && waiting(process) == ["a"]);
 }
 
 fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &impl Host) {
@@ -555,6 +568,20 @@ fn a_client_that_leaves_wakes_the_next(process: &Server) {
     unregister(&store, "a");
     unregister(&store, "a");
     assert!(nothing_comes(&mut *wakeups), "it had left already");
+}
+
+fn what_is_offered_to_a_client_that_leaves_goes_to_the_next(process: &impl Host) {
+    let store = single(process);
+    let [mut first, mut second] = ["a", "b"].map(|client| listen(&store, client));
+    must_acquire(&store, &hold(1));
+    register(&store, "a");
+    thread::sleep(Duration::from_millis(2));
+    register(&store, "b");
+    release(&store, &hold(1));
+    assert_eq!([next(&mut *first), next(&mut *second)], [woken(), woken()]);
+    unregister(&store, "a");
+    assert_eq!(next(&mut *second), woken(), "now it is its turn");
+    take_offer(&store, "b", 2);
 }
 
 fn a_yielding_client_lets_another_go_first(process: &impl Host) {
