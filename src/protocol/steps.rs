@@ -196,7 +196,7 @@ pub(crate) struct NameStep<P> {
     pub(crate) now: Moment,
     /// Whether locks may be kept: other clients can ask for them, and the client is open.
     pub(crate) can_keep: bool,
-    /// HoldEvent before the name is unlocked, so that no later hold is reported before.
+    /// Reported before the name is unlocked, so that no later hold is reported before.
     pub(crate) reports: Reports,
     /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
