@@ -32,7 +32,7 @@ fn an_encrypted_connection_needs_a_feature() {
 #[cfg(not(feature = "tls"))]
 fn certificates_need_a_feature() {
     for setting in ["ca", "cert", "key", "server_name"] {
-        assert_refused("redis", &format!("?{setting}=/x"), "tls");
+        assert_refused("redis", &format!("?{setting}=/sesame"), "tls");
     }
 }
 

@@ -391,8 +391,6 @@ mod tests {
             "redis://:secret@host/x",
             "redis://:secret@host/-1",
             "rediss://:secret@host/#nonsense",
-            #[cfg(not(feature = "tls"))]
-            "rediss://:secret@host",
             "redis://:secret@0.0.0.0",
         ];
         for url in bad {

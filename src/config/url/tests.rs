@@ -164,16 +164,6 @@ fn every_setting_has_a_text() {
 }
 
 #[test]
-#[cfg(not(feature = "tls"))]
-fn certificates_need_a_feature() {
-    for name in ["ca", "cert", "key", "server_name"] {
-        let error = applied(&[(name, "/secret")]).expect_err(name).to_string();
-        assert!(error.contains(name) && error.contains("feature `tls`"), "{error}");
-        assert!(!error.contains("secret"), "{error}");
-    }
-}
-
-#[test]
 fn a_durability_is_a_kind_and_its_numbers() {
     let timeout = Duration::from_millis(100);
     assert_eq!(durability("memory"), Some(Durability::Memory));
