@@ -3,24 +3,27 @@
 //! Decides how often they are repeated, and what the replies mean. `release.rs` decides the end of
 //! a hold.
 
-use std::borrow::Cow;
 use std::slice;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use smallvec::SmallVec;
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::receive;
 use crate::error::{Error, Result as ApiResult};
 use crate::local::attempts::Attempts;
-use crate::local::shared::Shared;
+use crate::local::shared::{Awaited, Shared};
 use crate::protocol::call::Wait;
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::signals::WantedSignal;
 use crate::protocol::steps::HoldInput;
 use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
-use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest};
+use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
 
 /// One level of a hold, for one guard: a thread may lock a name again that it holds.
 #[derive(Debug)]
@@ -66,19 +69,7 @@ pub(super) fn set_depth(
     if !shared.is_valid(hold) {
         return Err(HoldFailure::of(hold));
     }
-    let mut outcome = Ok(());
-    ask(
-        shared,
-        slice::from_ref(hold),
-        attempts,
-        |hold| {
-            let lease = if hold.renewed { Some(hold.next_lease(Moment::now())) } else { None };
-            Change::SetDepth { depth, lease, durable: true }
-        },
-        ask_store(shared),
-        |_, asked| outcome = asked,
-    );
-    match outcome {
+    match ask_about_one(shared, hold, HoldChange::SetDepth(depth), attempts) {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
                 // The level has begun in Redis, but is refused, so it gets no guard.
@@ -101,68 +92,152 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
     drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }
 
-/// Takes the index of one of several requests, and its reply.
-pub(super) type OnHoldReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
+/// A change that a call wants of holds. Each request makes it of its hold when it is sent.
+#[derive(Clone, Copy)]
+pub(super) enum HoldChange {
+    Check,
+    Release,
+    Renew,
+    SetDepth(u32),
+    Watch,
+}
 
-/// Makes requests about holds through `send`, batched by server. Repeats failed ones, again in
-/// batches, while there are `attempts`. Calls `done` with the outcome of each.
-pub(super) fn ask(
-    shared: &Shared,
-    holds: &[Arc<Hold>],
-    attempts: &mut Attempts<'_>,
-    change: impl Fn(&Hold) -> Change,
-    mut send: impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>),
-    mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
-) {
-    let mut open = Cow::Borrowed(holds);
-    loop {
-        // A lease counts from before its request: Redis may extend it at any time after that.
-        let sent = Moment::now();
-        let deadline = attempts.request_deadline();
-        let requests = open.iter().map(|hold| {
-            let change = change(hold);
-            HoldRequest { hold: &hold.id, change, deadline }
-        });
-        let requests = requests.collect::<Vec<_>>();
-        let mut failed = Vec::new();
-        send(&open, &requests, &mut |place, reply| {
-            let hold = &open[place];
-            let change = requests[place].change;
-            match conclude(shared, hold, change, (sent, deadline), reply) {
-                Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
-                outcome => done(hold, outcome),
+impl HoldChange {
+    fn of(self, shared: &Shared, hold: &Hold) -> Change {
+        match self {
+            Self::Check => Change::Check,
+            Self::Release => shared.names.begin_release(hold),
+            Self::Renew => Change::Renew { lease: hold.next_lease(Moment::now()) },
+            Self::SetDepth(depth) => {
+                let lease = if hold.renewed { Some(hold.next_lease(Moment::now())) } else { None };
+                Change::SetDepth { depth, lease, durable: true }
             }
-        });
-        let Some((_, first)) = failed.first_mut() else { return };
-        let pause = attempts.next_pause(first);
-        for (hold, failure) in &failed {
-            shared.reporter.outages.record_failed_call(&hold.id.name, failure, pause);
+            Self::Watch => Change::Watch { lease: None },
         }
-        let name = &failed[0].0.id.name;
-        if !attempts.pause(pause, name) {
-            for (hold, failure) in failed {
-                done(&hold, Err(HoldFailure::Failed(failure)));
-            }
-            return;
-        }
-        // The others have their replies, and are not asked about again.
-        open = failed.into_iter().map(|(hold, _)| hold).collect::<Vec<_>>().into();
     }
 }
 
-/// Returns a function that makes requests about holds, and waits for the replies.
-fn ask_store(shared: &Shared) -> impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>) {
-    |_, requests, on_reply| shared.store.ask(requests, on_reply)
+/// The outcome for each of several holds.
+type Outcomes = SmallVec<[Result<(), HoldFailure>; 1]>;
+
+/// Makes requests about holds, batched by server, and waits for the replies. Repeats failed ones,
+/// again in batches, while there are `attempts`. Calls of this client that wait for `awaited` holds
+/// go on once the first requests were written.
+pub(super) fn ask(
+    shared: &Shared,
+    holds: &[Arc<Hold>],
+    change: HoldChange,
+    attempts: &mut Attempts<'_>,
+    mut awaited: Option<&mut Awaited<'_>>,
+) -> Outcomes {
+    let mut outcomes: Outcomes = holds.iter().map(|_| Ok(())).collect();
+    let mut open: SmallVec<[usize; 1]> = (0..holds.len()).collect();
+    while !open.is_empty() {
+        // A lease counts from before its request: Redis may extend it at any time after that.
+        let sent = Moment::now();
+        let deadline = attempts.request_deadline();
+        let mut requests = Vec::with_capacity(open.len());
+        for at in &open {
+            let hold = &holds[*at];
+            let change = change.of(shared, hold);
+            requests.push(HoldRequest { hold: &hold.id, change, deadline });
+        }
+        let mut on_reply = |place: usize, reply| {
+            let at = open[place];
+            outcomes[at] = conclude(shared, &holds[at], &requests[place], sent, reply);
+        };
+        match &mut awaited {
+            Some(awaited) if !awaited.is_empty() => {
+                let released: Vec<_> = open.iter().map(|at| &holds[*at]).collect();
+                release_before_next(shared, &released, &requests, awaited, &mut on_reply);
+            }
+            _ => shared.store.ask(&requests, &mut on_reply),
+        }
+        // The others have their replies, and are not asked about again.
+        open.retain(|at| matches!(outcomes[*at], Err(HoldFailure::Failed(_))));
+        if !pause_before_next(shared, holds, &open, &mut outcomes, attempts) {
+            break;
+        }
+    }
+    outcomes
+}
+
+/// Pauses before requests are repeated for these holds, which have failed. Returns `false` if they
+/// are not repeated.
+fn pause_before_next(
+    shared: &Shared,
+    holds: &[Arc<Hold>],
+    open: &[usize],
+    outcomes: &mut [Result<(), HoldFailure>],
+    attempts: &mut Attempts<'_>,
+) -> bool {
+    let Some(first) = open.first() else { return false };
+    let Err(HoldFailure::Failed(failure)) = &mut outcomes[*first] else { return false };
+    let pause = attempts.next_pause(failure);
+    for at in open {
+        if let Err(HoldFailure::Failed(failure)) = &outcomes[*at] {
+            shared.reporter.outages.record_failed_call(&holds[*at].id.name, failure, pause);
+        }
+    }
+    attempts.pause(pause, &holds[*first].id.name)
+}
+
+fn ask_about_one(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    change: HoldChange,
+    attempts: &mut Attempts<'_>,
+) -> Result<(), HoldFailure> {
+    ask(shared, slice::from_ref(hold), change, attempts, None).pop().unwrap_or(Ok(()))
+}
+
+/// Sends releases, wakes the threads that wait for these locks, and then reads the replies. Each
+/// reply is reported before the next hold of its name begins.
+fn release_before_next(
+    shared: &Shared,
+    holds: &[&Arc<Hold>],
+    requests: &[HoldRequest<'_>],
+    awaited: &mut Awaited<'_>,
+    on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+) {
+    let (sender, replies) = unbounded();
+    let mut posts = Vec::with_capacity(requests.len());
+    for (place, (released, request)) in holds.iter().zip(requests).enumerate() {
+        let reporter = shared.reporter.clone();
+        let released = Arc::clone(released);
+        let sender = sender.clone();
+        posts.push(PostedChange {
+            request: *request,
+            write_by: request.deadline,
+            on_reply: Box::new(move |reply| {
+                if let Ok(reply) = &reply {
+                    // By the thread that reads it, before it reads a reply to the next call.
+                    reporter.report_reply(&released, Ok(*reply));
+                }
+                // The thread that unlocks waits for it.
+                drop(sender.send((place, reply)));
+            }),
+        });
+    }
+    shared.store.post(posts);
+    // The next call goes on. Its request cannot overtake the release, which is written.
+    awaited.let_next_try();
+    drop(sender);
+    // Every post has a reply by its deadline, and the senders are gone then.
+    while let Ok((place, reply)) = receive(&replies, end_of(Duration::MAX)) {
+        on_reply(place, reply);
+    }
 }
 
 /// Applies a reply to the hold that it is about.
 fn conclude(
     shared: &Shared,
     hold: &Arc<Hold>,
-    change: Change,
-    (sent, deadline): (Moment, Instant),
+    request: &HoldRequest<'_>,
+    sent: Moment,
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
+    let HoldRequest { change, deadline, .. } = *request;
     if reply.is_ok() {
         shared.reporter.record_reply(&hold.id.name);
     }
@@ -172,6 +247,9 @@ fn conclude(
             if matches!(outcome, Err(HoldFailure::Lost)) {
                 // Before the loss is reported, so that its cause is known then.
                 shared.reporter.look(hold, deadline);
+            }
+            if !matches!(outcome, Err(HoldFailure::Failed(_))) {
+                shared.reporter.settle(hold, &outcome);
             }
             return outcome;
         }
@@ -215,21 +293,11 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
         return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
     }
     let mut attempts = attempts(shared, first, Wait::No);
+    let change = if renews { HoldChange::Renew } else { HoldChange::Check };
     let mut result = Ok(());
-    ask(
-        shared,
-        holds,
-        &mut attempts,
-        |hold| {
-            if renews {
-                Change::Renew { lease: hold.next_lease(Moment::now()) }
-            } else {
-                Change::Check
-            }
-        },
-        ask_store(shared),
-        |hold, outcome| add_outcome(&mut result, attempt, hold, outcome),
-    );
+    for (hold, outcome) in holds.iter().zip(ask(shared, holds, change, &mut attempts, None)) {
+        add_outcome(&mut result, attempt, hold, outcome);
+    }
     match result {
         Err(Error::Lost { .. }) | Ok(()) => result,
         failed => attempts.check(&first.id.name).and(failed),
@@ -253,18 +321,10 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
     if is_own {
         shared.listening.start(&*shared.store);
     }
-    ask(
-        shared,
-        slice::from_ref(hold),
-        &mut attempts(shared, hold, Wait::No),
-        |_| Change::Watch { lease: None },
-        ask_store(shared),
-        |hold, outcome| {
-            if outcome.is_ok() {
-                shared.reporter.step(hold, HoldInput::WillBeTold);
-            }
-        },
-    );
+    let mut attempts = attempts(shared, hold, Wait::No);
+    if ask_about_one(shared, hold, HoldChange::Watch, &mut attempts).is_ok() {
+        shared.reporter.step(hold, HoldInput::WillBeTold);
+    }
     signal
 }
 

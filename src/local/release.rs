@@ -8,12 +8,9 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
-
 use crate::base::clock::{self, Moment, end_of};
-use crate::base::sync::receive;
 use crate::error::Result;
-use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, attempts, set_depth};
+use crate::local::hold_requests::{HoldChange, add_outcome, ask, attempts, set_depth};
 use crate::local::parker::perform_each;
 use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::{Caller, Wait};
@@ -52,24 +49,15 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
             Ending::Released { is_awaited } => releases.add(hold, is_awaited),
         }
     }
-    ask(
-        shared,
-        &releases.holds().clone(),
-        &mut attempts(shared, first, Wait::No),
-        |hold| shared.names.begin_release(hold),
-        |open, requests, on_reply| {
-            if releases.are_awaited() {
-                // A call of this client waits behind the hold, and goes on once this is written.
-                release_before_next(shared, open, requests, &mut releases, on_reply);
-            } else {
-                shared.store.ask(requests, on_reply);
-            }
-        },
-        |hold, outcome| {
+    let Releases { holds, awaited, .. } = &mut releases;
+    let mut attempts = attempts(shared, first, Wait::No);
+    let outcomes = ask(shared, holds, HoldChange::Release, &mut attempts, Some(awaited));
+    for (hold, outcome) in holds.iter().zip(outcomes) {
+        if let Err(HoldFailure::Failed(_)) = outcome {
             shared.reporter.settle(hold, &outcome);
-            finish(&mut result, hold, outcome);
-        },
-    );
+        }
+        finish(&mut result, hold, outcome);
+    }
     releases.are_settled();
     result
 }
@@ -94,44 +82,6 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let mut result = Ok(());
     add_outcome(&mut result, "release", hold, unless_ended(outcome));
     result
-}
-
-/// Sends releases, wakes the threads that wait for these locks, and then reads the replies. Each
-/// reply is reported before the next hold of its name begins.
-fn release_before_next(
-    shared: &Shared,
-    holds: &[Arc<Hold>],
-    requests: &[HoldRequest<'_>],
-    releases: &mut Releases<'_>,
-    on_reply: OnHoldReply<'_>,
-) {
-    let (sender, replies) = unbounded();
-    let mut posts = Vec::with_capacity(requests.len());
-    for (place, (released, request)) in holds.iter().zip(requests).enumerate() {
-        let reporter = shared.reporter.clone();
-        let released = released.clone();
-        let sender = sender.clone();
-        posts.push(PostedChange {
-            request: *request,
-            write_by: request.deadline,
-            on_reply: Box::new(move |reply| {
-                if let Ok(reply) = &reply {
-                    // By the thread that reads it, before it reads a reply to the next call.
-                    reporter.report_reply(&released, Ok(*reply));
-                }
-                // The thread that unlocks waits for it.
-                drop(sender.send((place, reply)));
-            }),
-        });
-    }
-    shared.store.post(posts);
-    // The next call goes on. Its request cannot overtake the release, which is written.
-    releases.let_next_try();
-    drop(sender);
-    // Every post has a reply by its deadline, and the senders are gone then.
-    while let Ok((place, reply)) = receive(&replies, end_of(Duration::MAX)) {
-        on_reply(place, reply);
-    }
 }
 
 /// Counts a hold that a shutdown has ended as released.

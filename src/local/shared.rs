@@ -309,42 +309,52 @@ impl Drop for Shared {
 /// the renewer releases them.
 pub(super) struct Releases<'a> {
     shared: &'a Shared,
-    holds: SmallVec<[Arc<Hold>; 1]>,
-    /// Those that are in the way of calls of this process until their releases were sent.
-    awaited: SmallVec<[Arc<Hold>; 1]>,
+    pub(super) holds: SmallVec<[Arc<Hold>; 1]>,
+    pub(super) awaited: Awaited<'a>,
 }
 
-impl<'a> Releases<'a> {
-    pub(super) fn new(shared: &'a Shared) -> Self {
-        Self { shared, holds: SmallVec::new(), awaited: SmallVec::new() }
-    }
+/// Those that are in the way of calls of this process until their releases were sent.
+pub(super) struct Awaited<'a> {
+    shared: &'a Shared,
+    holds: SmallVec<[Arc<Hold>; 1]>,
+}
 
-    /// Returns those of holds for which no call of this process waits.
-    pub(super) fn of(shared: &'a Shared, holds: Vec<Arc<Hold>>) -> Self {
-        Self { shared, holds: holds.into(), awaited: SmallVec::new() }
-    }
-
-    pub(super) fn add(&mut self, hold: &Arc<Hold>, is_awaited: bool) {
-        self.holds.push(hold.clone());
-        if is_awaited {
-            self.awaited.push(hold.clone());
-        }
-    }
-
-    pub(super) fn holds(&self) -> &SmallVec<[Arc<Hold>; 1]> {
-        &self.holds
-    }
-
-    pub(super) fn are_awaited(&self) -> bool {
-        !self.awaited.is_empty()
+impl Awaited<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.holds.is_empty()
     }
 
     /// Lets the calls try that wait for these holds, once the releases were sent: not before,
     /// because such a call may have the connections wait for replicas or disks.
     pub(super) fn let_next_try(&mut self) {
-        for hold in mem::take(&mut self.awaited) {
+        for hold in mem::take(&mut self.holds) {
             self.shared.reporter.step(&hold, HoldInput::ReleaseSent);
             self.shared.wake_first(hold.id.kind, &hold.id.name);
+        }
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.let_next_try();
+    }
+}
+
+impl<'a> Releases<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        Self::of(shared, Vec::new())
+    }
+
+    /// Returns those of holds for which no call of this process waits.
+    pub(super) fn of(shared: &'a Shared, holds: Vec<Arc<Hold>>) -> Self {
+        let awaited = Awaited { shared, holds: SmallVec::new() };
+        Self { shared, holds: holds.into(), awaited }
+    }
+
+    pub(super) fn add(&mut self, hold: &Arc<Hold>, is_awaited: bool) {
+        self.holds.push(hold.clone());
+        if is_awaited {
+            self.awaited.holds.push(hold.clone());
         }
     }
 
@@ -380,13 +390,13 @@ impl<'a> Releases<'a> {
     }
 }
 
+/// Before the calls that wait for them try.
 impl Drop for Releases<'_> {
     fn drop(&mut self) {
         for hold in &self.holds {
             let outcome = Err(HoldFailure::Failed(Failure::unsent()));
             self.shared.reporter.settle(hold, &outcome);
         }
-        self.let_next_try();
     }
 }
 

@@ -254,6 +254,7 @@ fn a_release_that_comes_too_late_wakes_no_client(process: &Server) {
     // As if its lease were over.
     process.command(&["DEL", "lock:lock"]);
     assert_eq!(super::release(&store, &hold(1)).ok(), Some(HoldReply::Gone));
+    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(false));
     assert!(nothing_comes(&mut *wakeups) && waiting(process) == ["a"]);
 }
 
