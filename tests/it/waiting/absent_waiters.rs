@@ -217,7 +217,8 @@ fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server
     let held = busy.lock("a").unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(drop));
-        eventually(SOON, || server.queue("a").len() == 2);
+        // On a slow machine the other one has lost its place by now.
+        eventually(SOON, || server.queue("a").iter().any(|client| client == waiter.id()));
         held.unlock().unwrap();
         let mut rounds = 0;
         while !waits.is_finished() {
