@@ -87,11 +87,14 @@ pub(crate) struct ConnectionFactory {
 /// A failed connect: the connection could not be opened, or was closed before the first reply. All
 /// callers then pause together. Hundreds of threads that each tried for themselves would keep the
 /// server, or a proxy in front of it, from coming back.
-struct UselessConnection {
+#[derive(Clone)]
+pub(super) struct UselessConnection {
     failure: Failure,
+    /// When it failed.
+    pub(super) since: Instant,
     pause: Duration,
     /// The end of the pause.
-    until: Instant,
+    pub(super) until: Instant,
 }
 
 /// The addresses of the server's host, from the last look-up that counted.
@@ -273,26 +276,26 @@ impl ConnectionFactory {
         };
         // The callers that get this failure have sent nothing.
         let failure = failure.clone().of_question();
-        *useless = Some(UselessConnection { failure, pause, until });
+        *useless = Some(UselessConnection { failure, since: now, pause, until });
     }
 
     /// Fails during the pause after a failed connect.
     pub(super) fn check_pause(&self) -> Result<(), Failure> {
         match self.pause() {
-            Some((failure, _)) => Err(failure),
+            Some(pause) => Err(pause.failure),
             None => Ok(()),
         }
     }
 
-    /// Returns the failure that callers pause for, and the end of the pause, if there is one.
-    pub(super) fn pause(&self) -> Option<(Failure, Instant)> {
+    /// Returns the last failed connect, while callers pause because of it.
+    pub(super) fn pause(&self) -> Option<UselessConnection> {
         let useless = self.useless.lock();
         let last = useless.as_ref().filter(|last| clock::now() < last.until)?;
         // A route may lead to another server by now.
         if last.failure.server != self.label() {
             return None;
         }
-        Some((last.failure.clone(), last.until))
+        Some(last.clone())
     }
 
     /// Makes every open connection stale, and new ones ask for the server's role.

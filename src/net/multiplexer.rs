@@ -111,7 +111,7 @@ impl Multiplexer {
     ) -> Arc<ReplySlot> {
         if let Some(mut free) = self.queue.take(Requests::Own, deadline) {
             if !free.connection.is_open() {
-                self.await_next_try(deadline);
+                self.await_next_try(clock::now(), deadline);
             }
             let own = ReplySlot::renew(&mut free.connection.slot, deadline);
             self.send(free, exchanges(&own), &own);
@@ -124,14 +124,17 @@ impl Multiplexer {
     }
 
     /// Sleeps until callers may connect again, so that no call fails because of an attempt before
-    /// it began. Leaves at least half of its time for its own attempt.
-    fn await_next_try(&self, deadline: Instant) {
-        if let Some((_, end)) = self.factory.pause() {
+    /// it began. Leaves at least half of its time for its own attempt. An attempt that has failed
+    /// since then is the call's own, too.
+    fn await_next_try(&self, begun: Instant, deadline: Instant) {
+        if let Some(pause) = self.factory.pause()
+            && pause.since <= begun
+        {
             let now = clock::now();
             let most = deadline.saturating_duration_since(now) / 2;
             // The callers wake at random times. If the first one fails, the others pause again.
             let turn = Duration::from_millis(random() % TURNS);
-            sleep((end.saturating_duration_since(now) + turn).min(most));
+            sleep((pause.until.saturating_duration_since(now) + turn).min(most));
         }
     }
 
@@ -163,17 +166,19 @@ impl Multiplexer {
     /// Waits until the slot of this thread is closed. Reads for other threads if it becomes the
     /// reader.
     fn wait(&self, own: &Arc<ReplySlot>) {
+        let begun = clock::now();
         let is_reader = own.wait();
         if is_reader {
             // Another thread has lent its connection. If it had to be opened first, the requests
             // came back unsent.
             let Loan { connection, unsent, .. } = self.queue.take_lent(own);
             if unsent.is_empty() {
-                self.read(connection, own);
-            } else {
-                self.send(connection, unsent, own);
+                return self.read(connection, own);
             }
-            return;
+            if !connection.connection.is_open() {
+                self.await_next_try(begun, own.deadline);
+            }
+            return self.send(connection, unsent, own);
         }
         // Out of time. Once withdrawn from the queue, the request can no longer be in another
         // thread's batch.
@@ -486,6 +491,16 @@ mod tests {
     /// The pauses that calls make together would otherwise last beyond the outage.
     #[test]
     fn a_call_that_begins_after_an_outage_succeeds_at_its_first_attempt() {
+        succeeds_after_an_outage(1);
+    }
+
+    #[test]
+    fn a_call_that_is_queued_after_an_outage_succeeds_at_its_first_attempt() {
+        succeeds_after_an_outage(2);
+    }
+
+    /// Sends a request after an outage, before which so many threads sent theirs together.
+    fn succeeds_after_an_outage(last_batch: usize) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let server = server_at("", &listener);
         let address = listener.local_addr().expect("an address");
@@ -495,6 +510,8 @@ mod tests {
             server.ping(end_of(SOON)).expect_err("no program listens");
         }
         assert!(begun.elapsed() < SOON, "the pauses are short");
+        // After a batch of several threads, this call queues its request.
+        server.queue.state.lock().last_batch = last_batch;
         let listener = TcpListener::bind(address).expect("the same port");
         let peer = thread::spawn(move || reply(&listener, b"+PONG\r\n"));
         server.ping(end_of(SOON)).expect("the server is back");

@@ -68,7 +68,7 @@ pub(super) struct QueueState {
     /// First come, first served.
     pub(super) queue: VecDeque<Exchange>,
     /// The number of queued requests in the last batch.
-    last_batch: usize,
+    pub(super) last_batch: usize,
     /// The connections with outstanding replies. They are not in the pool, which could close them.
     pub(super) lingering: Vec<PooledConnection>,
     /// The number of sweeps that have taken connections from here and not returned them.
