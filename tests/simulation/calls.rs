@@ -21,7 +21,6 @@ use crate::simulation::coping::{self, Unlock};
 use crate::simulation::deadlocks;
 use crate::simulation::judge::{SLACK, WAKE_UP, begin_hold};
 use crate::simulation::terms::{Terms, cancel_later};
-use crate::simulation::tickets::Left;
 use crate::simulation::uses::verify;
 use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
 
@@ -74,7 +73,7 @@ pub(super) struct Held {
     pub(super) since: Instant,
     /// When its lease was found over: it must stay so.
     pub(super) over_since: Option<Instant>,
-    /// A watch, which every other guard has until its client is closed. Whether such a guard is
+    /// A watch, which every other guard has until its client is shut down. Whether such a guard is
     /// valid is asked of the watch, which changes nothing: the client must find out by itself.
     pub(super) lost: Option<Lost>,
     pub(super) terms: Terms,
@@ -190,8 +189,8 @@ impl Held {
     }
 
     /// Returns `true` if a user of its ticket has ended the hold, or begun to.
-    pub(super) fn has_ended(&self, left: &[Left]) -> bool {
-        self.left.is_some_and(|at| left[at].ends > 0)
+    pub(super) fn has_ended(&self, world: &World) -> bool {
+        self.left.is_some_and(|at| world.ends(at) > 0)
     }
 
     /// Returns `true` if both are guards of a hold that was adopted twice.
@@ -265,7 +264,7 @@ pub(super) fn acquire(
                 Side::Alone | Side::Own | Side::Set(_) => fence > last,
             };
             let (client, owner, left, over_since) = (process, process, None, None);
-            let is_open = with(|world| world.clients[process - 1].closed.is_none());
+            let is_open = with(|world| world.clients[process - 1].shut_down.is_none());
             let is_watched = is_open && number.is_multiple_of(2);
             let lost = if is_watched { Some(guard.lost()) } else { None };
             let (guard, since) = (Rc::new(guard), now);
@@ -468,12 +467,15 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
         return;
     };
     let unlock = Unlock::begin(&held);
+    if let Err(why) = with(|world| world.check_renewed(&held)) {
+        broken(&format!("client {process} has a lease until its release: {why}"));
+    }
     let is_of_age = held.is_of_age(with(|world| world.age_before()));
     let Held { guard, name, side, left, .. } = held;
     // Another user of its ticket may have ended it.
     let may_fail = with(|world| {
         if let Some(at) = left {
-            world.left[at].ends += 1;
+            world.note_end(at);
         }
         let is_shared = left.is_some_and(|at| world.left[at].is_shared);
         !world.is_calm || is_shared || is_of_age

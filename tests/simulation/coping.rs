@@ -75,7 +75,8 @@ impl World {
         let has_failed = asked.iter().any(|it| it.has_failed_since(since));
         // The call in front may have made several requests, each of which was answered in time.
         let is_far = self.network.latency * 12 > self.io_timeout;
-        let is_behind = (Reason::FarAway, is_far && call.patience == Patience::None);
+        let is_behind = is_far && call.patience == Patience::None && took >= self.io_timeout;
+        let is_behind = (Reason::FarAway, is_behind);
         if has_failed || excused(&[is_stopped, is_behind]) {
             return Ok(());
         }
@@ -89,6 +90,8 @@ pub(super) struct Unlock {
     client: Process,
     begun: Instant,
     was_held: bool,
+    /// When it was found over.
+    over_since: Option<Instant>,
     /// Each name with the token of its hold.
     holds: Vec<(usize, u64)>,
 }
@@ -101,6 +104,7 @@ impl Unlock {
             client: held.client,
             begun: clock::now(),
             was_held: held.is_held(),
+            over_since: held.over_since,
             holds: holds.collect(),
         }
     }
@@ -141,13 +145,8 @@ impl World {
         holds.iter().filter(|(it, ..)| it == hold).count() >= self.required()
     }
 
-    /// Returns `true` if a late request has begun a hold.
-    pub(super) fn was_late(&self, hold: &HoldId) -> bool {
-        self.late.contains(hold)
-    }
-
     /// Returns the hold that this token of a client belongs to, if there is only one.
-    fn hold_of(&self, client: Process, name: usize, fence: u64) -> Option<HoldId> {
+    pub(super) fn hold_of(&self, client: Process, name: usize, fence: u64) -> Option<HoldId> {
         let mut holds = self.holds_of(client, name, fence);
         holds.pop().filter(|_| holds.is_empty())
     }
@@ -158,9 +157,11 @@ impl World {
         unlock: &Unlock,
         result: &Result<(), Error>,
     ) -> Result<(), String> {
-        let Unlock { client, begun, was_held, holds } = unlock;
-        let is_closed = self.clients[client - 1].closed.is_some();
-        if result.is_ok() && !was_held && !excused(&[(Reason::ClientClosed, is_closed)]) {
+        let Unlock { client, begun, was_held, over_since, holds } = unlock;
+        let shut_down = self.clients[client - 1].shut_down;
+        // A shutdown ends what is not lost by then.
+        let is_ended = shut_down.is_some_and(|at| over_since.is_none_or(|over| at <= over));
+        if result.is_ok() && !was_held && !excused(&[(Reason::ClientClosed, is_ended)]) {
             return Err("it was lost, and the result does not say so".into());
         }
         let mut are_answered = !holds.is_empty();
@@ -170,7 +171,7 @@ impl World {
             let asked = asked.filter(|it| it.client == *client && it.sent >= *begun);
             let releases: Vec<_> = asked.filter(|it| it.subject.wish == Wish::Release).collect();
             if result.is_ok() {
-                self.check_releases(*name, &hold, &releases, is_closed)?;
+                self.check_releases(*name, &hold, &releases, shut_down.is_some())?;
             }
             // The end of an inner level is no release.
             let is_sent = !releases.is_empty();
@@ -190,7 +191,7 @@ impl World {
         name: usize,
         hold: &HoldId,
         releases: &[&Asked],
-        is_closed: bool,
+        is_shut_down: bool,
     ) -> Result<(), String> {
         // One of two may have ended it.
         if let [release] = releases
@@ -200,9 +201,9 @@ impl World {
         }
         let reasons = [
             // A shutdown, which has ended the hold, releases it.
-            (Reason::ClientClosed, is_closed),
-            (Reason::HoldIsBack, self.is_unasked(hold)),
-            (Reason::LateRequest, self.was_late(hold)),
+            (Reason::ClientClosed, is_shut_down),
+            (Reason::HoldIsBack, self.is_back(name, hold)),
+            (Reason::LateRequest, self.was_late(name, hold)),
         ];
         // Without a release its tenure goes on.
         if !releases.is_empty() && self.has_hold(name, hold) && !excused(&reasons) {
@@ -288,9 +289,9 @@ impl World {
             let mut own = holds.filter(|hold| *hold.client == *state.id && hold.nonce > 0);
             let left = own.find(|hold| {
                 let reasons = [
-                    (Reason::HoldIsBack, self.is_unasked(hold)),
-                    (Reason::LateRequest, self.was_late(hold)),
-                    (Reason::LeftToAdopt, self.was_left(hold)),
+                    (Reason::HoldIsBack, self.is_back(at, hold)),
+                    (Reason::LateRequest, self.was_late(at, hold)),
+                    (Reason::LeftToAdopt, self.may_be_adopted(hold)),
                 ];
                 self.has_hold(at, hold) && !excused(&reasons)
             });
@@ -344,14 +345,18 @@ impl World {
     fn may_be_left_over(&self, at: usize, hold: &HoldId, client: Process, since: Instant) -> bool {
         // A request that fails is repeated after a 20th of the lease.
         let before = self.io_timeout + self.lease / 20 + self.slack();
+        let now = clock::now();
+        // Where a clock was set back, a hold outlasts the repeats.
+        let is_repeated = self.set_back().is_zero();
+        let recently = now.checked_sub(before).filter(|_| is_repeated).unwrap_or(since);
         let since = since.checked_sub(before).unwrap_or(since);
-        let mut asked = self.record.latest(at).filter(|it| it.client == client);
-        let has_failed = asked.any(|it| it.has_failed_since(since));
+        let mut asked = self.record.of(at, hold);
+        let has_failed = asked.any(|it| it.has_failed_since(recently));
         excused(&[
             (Reason::ClientStopped, self.was_stopped(client, since)),
-            (Reason::HoldIsBack, self.is_unasked(hold)),
-            (Reason::LateRequest, self.was_late(hold)),
-            (Reason::LeftToAdopt, self.was_left(hold)),
+            (Reason::HoldIsBack, self.is_back(at, hold)),
+            (Reason::LateRequest, self.was_late(at, hold)),
+            (Reason::LeftToAdopt, self.may_be_adopted(hold)),
             (Reason::NoAnswer, has_failed),
         ])
     }

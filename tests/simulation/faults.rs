@@ -79,7 +79,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             with(|world| {
                 let state = &mut world.clients[client - 1];
                 state.stopped += end.saturating_sub(start);
-                state.stopped_until = state.stopped_until.max(Some(now + time));
+                state.stops.push(now..now + time);
             });
         }
         Fault::CutOff => with(|world| {
@@ -158,8 +158,11 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
 fn end_client(Accident { fault, client: process, time, .. }: Accident, now: Instant) {
     let client = with(|world| {
         world.clients[process - 1].closed.get_or_insert(now);
-        world.forget_watches(process);
-        world.end_adopted(process);
+        if let Fault::ShutDown = fault {
+            world.clients[process - 1].shut_down.get_or_insert(now);
+            world.forget_watches(process);
+            world.end_adopted(process);
+        }
         world.clients[process - 1].client.clone().expect("it is open")
     });
     executor::spawn(Some(process), move || {
@@ -252,6 +255,9 @@ pub(super) fn heal() {
         world.network.servers.iter_mut().for_each(Server::heal);
         for (link, client) in world.network.links.iter_mut().zip(&mut world.clients) {
             client.closed = client.closed.or(client.is_dead.then_some(now));
+            for stop in &mut client.stops {
+                stop.end = stop.end.min(now);
+            }
             if !client.is_dead {
                 link.wires.iter_mut().for_each(Wire::heal);
             }

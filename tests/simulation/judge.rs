@@ -15,6 +15,7 @@ use crate::simulation::calls::{self, CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
 use crate::simulation::reasons::{Reason, excused};
+use crate::simulation::record::{Asked, Said, Wish};
 use crate::simulation::silence::{self, SILENCE};
 use crate::simulation::world::{
     DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, is_locked, micros, with,
@@ -50,6 +51,14 @@ pub(super) struct Excuse {
     pub(super) until: Instant,
     /// When its client has learned that it has ended, unless that is disturbed.
     pub(super) told: Option<Instant>,
+}
+
+/// A hold that has begun without a request of which its client knows the outcome.
+pub(super) struct Unexpected {
+    hold: HoldId,
+    at: Instant,
+    /// The greatest token then.
+    token: u64,
 }
 
 impl Excuse {
@@ -205,16 +214,26 @@ impl World {
         let Held { owner, client, begun, .. } = *held;
         let (now, fence) = (clock::now(), held.guard.fence(name));
         let disturbed = self.clients[client - 1].disturbed;
+        // Any other reply that the hold is gone does, too.
+        let ids = self.holds_of(client, name, fence.unwrap_or_default());
+        let asked = ids.iter().flat_map(|id| self.record.of(name, id));
+        let gone = asked.filter(|it| {
+            let is_about = matches!(it.subject.wish, Wish::Check | Wish::Renew(_));
+            is_about && it.client == client && it.said() == Said::No
+        });
+        let gone = gone.filter_map(Asked::answered).max().filter(|_| !self.network.is_quorum());
+        let gone = gone.map(|at| self.due_after_stops(client, at + SLACK));
         // Only the client that has acquired it is told.
         let is_known = |it: &Excuse| {
             owner == client && it.told.is_some_and(|told| told < now && disturbed < it.from)
+                || gone.is_some_and(|at| it.from + SLACK <= at && at < now)
         };
         self.excuses_of(owner, name, fence, begun).any(|it| !is_known(it))
     }
 
     /// Returns `true` if a hold may be overlapped: also if a user of its ticket has ended it.
     fn is_excused(&self, held: &Held, name: usize) -> bool {
-        held.has_ended(&self.left) || self.is_forgotten_unknown(held, name)
+        held.has_ended(self) || self.is_forgotten_unknown(held, name)
     }
 
     /// Sets until when clients learn that these holds have ended now, by messages of that server,
@@ -260,8 +279,8 @@ impl World {
         let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
         let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
         let unasked: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
-        let token = self.network.servers.iter().map(|it| it.memory.last_token()).max();
-        self.unasked.extend(unasked.into_iter().map(|hold| (hold, token.unwrap_or_default())));
+        let (at, token) = (clock::now(), self.last_token());
+        self.unasked.extend(unasked.into_iter().map(|hold| Unexpected { hold, at, token }));
     }
 
     /// Notes the holds that a late request has begun.
@@ -270,12 +289,41 @@ impl World {
         let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
         let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
         let late: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
-        self.late.extend(late);
+        let (at, token) = (clock::now(), self.last_token());
+        self.late.extend(late.into_iter().map(|hold| Unexpected { hold, at, token }));
+    }
+
+    /// Returns the greatest token that a server has given, as far as it knows.
+    fn last_token(&self) -> u64 {
+        let tokens = self.network.servers.iter().map(|it| it.memory.last_token());
+        tokens.max().unwrap_or_default()
     }
 
     /// Returns `true` if a hold has begun without a request that its client knows of.
     pub(super) fn is_unasked(&self, hold: &HoldId) -> bool {
-        self.unasked.iter().any(|(it, _)| it == hold)
+        self.unasked.iter().any(|it| it.hold == *hold)
+    }
+
+    /// Returns `true` if the servers have a hold again that was over, and its client has asked
+    /// neither for its release since, nor whether it exists.
+    pub(super) fn is_back(&self, name: usize, hold: &HoldId) -> bool {
+        self.is_unexpected(&self.unasked, name, hold)
+    }
+
+    /// Returns the same of a hold that a late request has begun.
+    pub(super) fn was_late(&self, name: usize, hold: &HoldId) -> bool {
+        self.is_unexpected(&self.late, name, hold)
+    }
+
+    fn is_unexpected(&self, unexpected: &[Unexpected], name: usize, hold: &HoldId) -> bool {
+        let Some(last) = unexpected.iter().rfind(|it| it.hold == *hold) else { return false };
+        let later = self.record.of(name, hold).filter(|it| it.sent > last.at);
+        let ended = later.filter(|it| match it.subject.wish {
+            Wish::Release => it.said().is_answer(),
+            Wish::Check | Wish::Renew(_) => it.said() == Said::No,
+            Wish::Acquire(_) | Wish::Other => false,
+        });
+        ended.count() < self.required()
     }
 
     /// Changes what a server has, or its clock. Holds that end earlier by that may be overlapped
@@ -290,7 +338,7 @@ impl World {
         self.look_at_server();
         self.look_at_clock();
         let (now, before) = (clock::now(), self.holds());
-        let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
+        let fence = self.last_token();
         let counter = self.network.servers[server].memory.last_token();
         change(&mut self.network);
         self.look_at_clock();
@@ -314,7 +362,9 @@ impl World {
                 return self.look_at_server();
             }
         }
-        self.lowered = Some((now, next - 1));
+        if fence >= next {
+            self.lowered = Some((now, next - 1));
+        }
         for name in &mut self.names {
             name.fence = name.fence.min(next - 1);
             if !is_safe {
@@ -329,7 +379,7 @@ impl World {
     fn excuse_ended(
         &mut self,
         before: Vec<(usize, HoldId, Vec<Duration>)>,
-        fence: Option<u64>,
+        fence: u64,
         is_safe: bool,
     ) {
         // Not by the clock of the server that executes a request.
@@ -354,7 +404,7 @@ impl World {
                 self.excuses.push(Excuse {
                     name,
                     client: client + 1,
-                    fence: fence.max(before).unwrap_or_default(),
+                    fence: before.map_or(fence, |before| before.max(fence)),
                     begun_by: now + stopped.saturating_sub(clock) + learns,
                     // Its clock may be as much too fast as leases allow for.
                     from: now + remains * 99 / 100,
@@ -368,7 +418,7 @@ impl World {
     /// Lets a client end a hold of a name by force, and notes what that ends.
     pub(super) fn force<T>(&mut self, text: &str, act: impl FnOnce() -> T) -> T {
         let before = self.holds();
-        let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
+        let fence = self.last_token();
         let result = act();
         if let Some(name) = self.names.iter_mut().find(|name| name.name == text) {
             name.was_forced = true;
@@ -427,10 +477,9 @@ impl World {
                 let is_one = |(it, ..): &&(HoldId, u32, Duration)| {
                     it.nonce > 0 && it.client == hold.client && hold.kind.row().is_several
                 };
-                state.closed.is_some()
-                    || state.disturbed > now
-                    || self.is_unasked(hold)
-                    || self.was_left(hold)
+                state.disturbed > now
+                    || self.is_back(at, hold)
+                    || self.may_be_adopted(hold)
                     || users > 0 && (!self.is_calm || users >= holds.iter().filter(is_one).count())
             };
             let of_clients = holds.iter().map(|(hold, ..)| hold.clone());
@@ -496,7 +545,7 @@ impl World {
         };
         let is_part_forgotten = (0..self.names.len()).any(|at| held.is_of(at) && is_forgotten(at));
         let forgotten = (Reason::ServerForgot, is_forgotten(name));
-        let ended = (Reason::LeftToAdopt, left.is_some_and(|at| self.left[at].ends > 0));
+        let ended = (Reason::LeftToAdopt, left.is_some_and(|at| self.ends(at) > 0));
         let repeated = (Reason::TokensRepeat, self.tokens_may_repeat());
         let is_excused = forgotten.1 || ended.1 || repeated.1;
         let fence = fence.unwrap_or(0);
@@ -508,15 +557,16 @@ impl World {
         // It may have the token of a hold that has come back with older data.
         let id = &self.clients[client - 1].id;
         let is_of = |hold: &HoldId| *hold.client == **id && *hold.name == *self.names[name].name;
-        let is_back = self.unasked.iter().any(|(hold, token)| is_of(hold) && fence <= *token);
+        let is_back = self.unasked.iter().any(|it| is_of(&it.hold) && fence <= it.token);
         let state = &mut self.names[name];
         state.had_guard.insert(client, clock::now());
         let last = if side == Side::Reader { state.written } else { state.fence };
         let is_alone = matches!(side, Side::Alone | Side::Own | Side::Set(_));
         if is_alone && !is_excused {
             // The server may have forgotten a token before its reply arrived.
-            let lowered = self.lowered.filter(|(at, _)| begun <= *at).map(|(_, token)| token);
-            let fence = lowered.map_or(fence, |token| token.min(fence));
+            let sent = self.record.granted(name, owner, fence);
+            let lowered = self.lowered.filter(|(at, _)| sent.is_none_or(|sent| sent <= *at));
+            let fence = lowered.map_or(fence, |(_, token)| token.min(fence));
             (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
         }
         let part_forgotten = (Reason::ServerForgot, is_part_forgotten);
@@ -594,7 +644,7 @@ impl World {
                 continue;
             }
             let have_ended =
-                [one].into_iter().chain(others.iter().copied()).any(|it| it.has_ended(&self.left));
+                [one].into_iter().chain(others.iter().copied()).any(|it| it.has_ended(self));
             let all = [one].into_iter().chain(others.iter().copied());
             let are_forgotten = all.into_iter().any(|it| self.is_forgotten_unknown(it, name));
             let mut others = others;
@@ -670,8 +720,11 @@ impl World {
             && call.side.is_set()
             && matches!(patience, Patience::For(time) if time < self.network.latency * 20);
         let was_tried = state.taken_at >= since;
+        let is_own_name =
+            |it: &Unexpected| *it.hold.client == **own && *it.hold.name == *state.name;
+        let is_unexpected = self.unasked.iter().chain(&self.late).any(is_own_name);
         let may_be_own =
-            !self.is_calm || self.has_left(client, name) || is_awaited || is_first || was_tried;
+            is_unexpected || self.has_left(client, name) || is_awaited || is_first || was_tried;
         // It counts for a call that does not wait, however old, or waits for less than a reply
         // takes. A call for several may have this one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
@@ -682,10 +735,15 @@ impl World {
         };
         let is_behind = is_awaited && is_brief || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
+        // A thread that has just got it may not have returned yet.
+        let asked = self.record.latest(name).take_while(|it| it.sent >= since);
+        let mut granted = asked.filter(|it| it.client == client && it.said().is_yes());
+        let was_granted = granted.any(|it| matches!(it.subject.wish, Wish::Acquire(_)));
         others(&state.had_hold)
             || others(&state.had_waiter)
             || is_held
             || was_held
+            || was_granted
             || is_behind
             || excused(&[(Reason::OwnHold, is_own)])
     }
@@ -792,7 +850,8 @@ fn judge_event(process: Process, event: &Event) {
                 open.retain(|other| other != fence);
             }
         }
-        let was_left = left.iter().any(|left| left.fence == *fence);
+        let was_left =
+            left.iter().any(|left| names[left.name].name == *name && left.fence == *fence);
         is_open || excused(&[(Reason::TokensRepeat, may_repeat), (Reason::LeftToAdopt, was_left)])
     });
     if !is_in_order {
@@ -819,26 +878,32 @@ pub(super) fn check_step(client: Process) {
     }
     let broken_by = with(|world| {
         let before = world.age_before();
-        let World { guards, is_calm, left, .. } = world;
-        let now = clock::now();
-        for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
+        let (now, is_calm) = (clock::now(), world.is_calm);
+        for place in 0..world.guards.len() {
+            let Some(held) = world.guards[place].as_ref().filter(|it| it.client == client) else {
+                continue;
+            };
             let is_held = held.is_held();
             if is_held && held.over_since.is_some() {
                 return Some(format!("a lost hold of client {client} is held again"));
             }
-            let is_ended = held.left.is_some_and(|at| left[at].ends > 0) || held.is_of_age(before);
+            let is_ended = held.has_ended(world) || held.is_of_age(before);
             if is_held && held.is_too_old() {
                 return Some(format!("client {client} has a hold for longer than it may"));
             }
-            if !is_held && *is_calm && !is_ended {
+            if !is_held && is_calm && !is_ended {
                 return Some(format!("client {client} loses a hold, though nothing went wrong"));
             }
-            if let Some(at) = held.left.filter(|_| !is_held && held.over_since.is_none()) {
-                // Its client releases what it takes for lost.
-                left[at].ends += 1;
+            if is_held || held.over_since.is_some() {
+                continue;
             }
-            if !is_held {
-                held.over_since.get_or_insert(now);
+            // Its client releases what it takes for lost.
+            let left = held.left;
+            if let Some(held) = &mut world.guards[place] {
+                held.over_since = Some(now);
+            }
+            if let Some(at) = left {
+                world.note_end(at);
             }
         }
         None

@@ -11,9 +11,10 @@ use crate::error::LossCause;
 use crate::event::Event;
 use crate::guards::watches::Lost;
 use crate::protocol::hold::reliable;
+use crate::simulation::calls::Held;
 use crate::simulation::judge::SLACK;
 use crate::simulation::reasons::{Reason, excused};
-use crate::simulation::record::{Asked, Said, Wish};
+use crate::simulation::record::{Asked, Promise, Said, Wish};
 use crate::simulation::world::World;
 use crate::store::hold_id::HoldId;
 
@@ -77,8 +78,8 @@ impl World {
             return Ok(());
         }
         let reasons = [
-            (Reason::HoldIsBack, self.is_unasked(hold)),
-            (Reason::LateRequest, self.was_late(hold)),
+            (Reason::HoldIsBack, self.is_back(name, hold)),
+            (Reason::LateRequest, self.was_late(name, hold)),
         ];
         if excused(&reasons) { Ok(()) } else { Err("the servers have it".into()) }
     }
@@ -105,7 +106,7 @@ impl World {
             _ => it.is_about(hold) && it.said() == Said::No,
         });
         // Several guards of the client may have adopted it: one has lost what another releases.
-        let is_shared = (Reason::LeftToAdopt, self.was_left(hold));
+        let is_shared = (Reason::LeftToAdopt, self.has_shared_ticket(hold));
         if is_told || excused(&[is_shared]) {
             return Ok(());
         }
@@ -122,28 +123,65 @@ impl World {
         if now + Duration::from_millis(5) < promise.until {
             return Err(format!("its lease lasts for {:?} more", promise.until - now));
         }
+        self.check_tries(client, name, hold, promise)
+    }
+
+    /// Checks that the leases of a guard were renewed until now.
+    pub(super) fn check_renewed(&self, held: &Held) -> Result<(), String> {
+        // There is nothing to renew shortly before an age limit, or when it is lost.
+        if held.terms.max_hold.is_some() || !held.is_held() {
+            return Ok(());
+        }
+        for name in (0..self.names.len()).filter(|at| held.is_of(*at)) {
+            let fence = held.guard.fence(name);
+            let hold = fence.and_then(|fence| self.hold_of(held.client, name, fence));
+            let Some(hold) = hold else { continue };
+            let required = self.required();
+            let promise = self.record.promised(name, &hold, held.client, required, Duration::ZERO);
+            if let Some(promise) = promise {
+                self.check_tries(held.client, name, &hold, promise)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a client has tried to renew a hold whenever that was due since this promise.
+    fn check_tries(
+        &self,
+        client: Process,
+        name: usize,
+        hold: &HoldId,
+        promise: Promise,
+    ) -> Result<(), String> {
+        let now = clock::now();
         let is_try = |it: &&Asked| {
             let renews = matches!(it.subject.wish, Wish::Renew(_));
             it.client == client && renews && it.sent > promise.sent
         };
         let mut tries: Vec<_> = self.record.of(name, hold).filter(is_try).collect();
         tries.reverse();
-        let mut due = promise.sent + promise.lease / 3 + self.slack();
+        let first = promise.sent + promise.lease / 3 + self.slack();
+        let mut due = first;
+        // When it was due for a client that may have been stopped.
+        let mut due_later = self.due_after_stops(client, first);
         for it in tries {
-            if it.sent > due {
-                break;
-            }
             let ended = it.outcome.map_or(now, |(at, _)| at);
-            due = due.max(ended + promise.lease / 20 + self.slack());
+            let next = ended + promise.lease / 20 + self.slack();
+            if it.sent <= due {
+                due = due.max(next);
+            }
+            if it.sent <= due_later {
+                due_later = due_later.max(self.due_after_stops(client, next));
+            }
         }
         if now <= due {
             return Ok(());
         }
+        let shut_down = self.clients[client - 1].shut_down;
         let reasons = [
-            (Reason::ClientClosed, self.clients[client - 1].closed.is_some()),
-            (Reason::ClientStopped, self.was_stopped(client, promise.sent)),
-            (Reason::NotRenewed, !hold.is_renewed() || self.was_left(hold)),
-            (Reason::AgeLimit, self.is_of_age(name, hold)),
+            (Reason::ClientClosed, shut_down.is_some_and(|at| at <= due_later)),
+            (Reason::ClientStopped, now <= due_later),
+            (Reason::NotRenewed, !self.is_renewed(client, hold)),
         ];
         if excused(&reasons) {
             return Ok(());
@@ -160,7 +198,19 @@ impl World {
 
     /// Returns `true` if a client was stopped for some of the time since then.
     pub(super) fn was_stopped(&self, client: Process, since: Instant) -> bool {
-        self.clients[client - 1].stopped_until.is_some_and(|until| until >= since)
+        self.clients[client - 1].stops.iter().any(|stop| stop.end >= since)
+    }
+
+    /// Returns when something is due that was due then, if its client may have been stopped.
+    pub(super) fn due_after_stops(&self, client: Process, due: Instant) -> Instant {
+        let mut due = due;
+        for stop in &self.clients[client - 1].stops {
+            // What is due while it is stopped, or a moment before, it does when it goes on.
+            if stop.start <= due && due <= stop.end + self.slack() * 2 {
+                due = stop.end + self.slack() * 2;
+            }
+        }
+        due
     }
 
     /// Checks that watches learn when a hold is lost, and not before.

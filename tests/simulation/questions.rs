@@ -192,7 +192,7 @@ impl World {
 
     /// Checks what has become of the holds that a client has ended by force.
     fn check_ended(&self, seen: &Seen, has_ended: bool) -> Result<(), String> {
-        let is_closed = self.clients[seen.client - 1].closed.is_some();
+        let is_shut_down = self.clients[seen.client - 1].shut_down.is_some();
         if has_ended && seen.clients.is_empty() {
             return Err("there was none".into());
         }
@@ -206,7 +206,7 @@ impl World {
         });
         // One of several permits may have been ended, and a later hold is left alone.
         let is_one = self.names[seen.name].usage == Usage::Lock;
-        let is_certain = has_ended && is_one && !is_closed && seen.holds.last() == Some(&1);
+        let is_certain = has_ended && is_one && !is_shut_down && seen.holds.last() == Some(&1);
         match guards.next().filter(|_| is_certain && seen.clients.len() == 1) {
             Some(held) => Err(format!("its own guard, {:?}, is still held", held.side)),
             None => Ok(()),

@@ -1,5 +1,6 @@
 //! Why the judge lets something pass that would be a mistake otherwise. Each reason is counted, so
-//! that it shows which of them nothing needs any more.
+//! that it shows which of them nothing needs any more, and `tests/README.md` names a mutant that it
+//! might hide.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,9 +18,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The hold is as old as it may get.
-    AgeLimit,
-    /// The client was closed or shut down.
+    /// The client was shut down, which ends its holds.
     ClientClosed,
     /// The client was stopped while something was due.
     ClientStopped,

@@ -254,6 +254,15 @@ impl Record {
         holds
     }
 
+    /// Returns when the last request was sent by which a client has got this token.
+    pub(super) fn granted(&self, name: usize, client: Process, fence: u64) -> Option<Instant> {
+        let has_it = |it: &&Asked| {
+            let Said::Granted(first, last) = it.said() else { return false };
+            it.client == client && (first..=last).contains(&fence)
+        };
+        self.latest(name).find(has_it).map(|it| it.sent)
+    }
+
     /// Returns when a client has first asked for a hold.
     pub(super) fn first_asked(&self, name: usize, hold: &HoldId) -> Option<Instant> {
         let is_acquire = |it: &&Asked| matches!(it.subject.wish, Wish::Acquire(_));

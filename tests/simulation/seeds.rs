@@ -354,7 +354,7 @@ fn wait_for_loss(place: usize, lost: &Lost, time: Duration) {
         // By a shutdown: the guard still exists.
         Some(HoldEnd::Released) => with(|world| {
             let held = world.guards[place].as_ref();
-            !is_lost && held.is_none_or(|held| world.clients[held.client - 1].closed.is_some())
+            !is_lost && held.is_none_or(|held| world.clients[held.client - 1].shut_down.is_some())
         }),
     };
     if !is_right {

@@ -13,6 +13,7 @@ use crate::guards::mutex::OwnedGuard;
 use crate::simulation::calls::{Guarded, Held, Side, end_release, release};
 use crate::simulation::faults::stop_soon;
 use crate::simulation::judge::begin_hold;
+use crate::simulation::record::{Asked, Wish};
 use crate::simulation::terms::Terms;
 use crate::simulation::uses::use_sometimes;
 use crate::simulation::world::{Usage, World, broken, say, start, with};
@@ -33,13 +34,56 @@ pub(super) struct Left {
     most: Instant,
     /// Whether its ticket is used more than once, so that its users end each other's hold.
     pub(super) is_shared: bool,
-    /// How many users have begun to end it. A guard that another user has is not told at once.
-    pub(super) ends: u32,
+    /// When users have begun to end it. A guard that another user has is not told at once.
+    ends: Vec<Instant>,
 }
 
 impl World {
-    pub(super) fn was_left(&self, hold: &HoldId) -> bool {
-        self.left.iter().any(|left| left.id == *hold)
+    /// Returns `true` if a ticket may still have a hold, or was used to end it just now.
+    pub(super) fn may_be_adopted(&self, hold: &HoldId) -> bool {
+        let now = clock::now();
+        let ending = self.io_timeout * 2 + self.lease / 20 + self.grace();
+        let renewal = self.network.lateness.max(self.io_timeout) + self.lease * 102 / 100;
+        let Some(left) = self.left.iter().find(|left| left.id == *hold) else { return false };
+        if let Some(ended) = left.ends.last() {
+            return now < *ended + ending;
+        }
+        // Also by a request whose reply was lost.
+        let is_renewal = |it: &&Asked| matches!(it.subject.wish, Wish::Renew(_));
+        let renewed = self.record.of(left.name, hold).find(is_renewal);
+        now < left.most || renewed.is_some_and(|it| now < it.sent + renewal)
+    }
+
+    /// Returns `true` if several may use the ticket of a hold.
+    pub(super) fn has_shared_ticket(&self, hold: &HoldId) -> bool {
+        self.left.iter().any(|left| left.id == *hold && left.is_shared)
+    }
+
+    /// Returns `true` if a client that has a hold renews its lease.
+    pub(super) fn is_renewed(&self, client: Process, hold: &HoldId) -> bool {
+        let was_adopted = self.left.iter().any(|left| left.id == *hold && left.owner != client);
+        if was_adopted { self.renews } else { hold.is_renewed() }
+    }
+
+    /// Notes that a user begins to end a hold that was left, or takes it for lost.
+    pub(super) fn note_end(&mut self, at: usize) {
+        self.left[at].ends.push(clock::now());
+    }
+
+    /// Notes that a user has not ended it after all, which began to since then.
+    fn take_end_back(&mut self, at: usize, began: Instant) {
+        let ends = &mut self.left[at].ends;
+        if let Some(place) = ends.iter().position(|ended| *ended >= began) {
+            ends.remove(place);
+        }
+    }
+
+    /// Returns how many users may be ending a hold that was left. Whoever relies on it for longer
+    /// has renewed it since.
+    pub(super) fn ends(&self, at: usize) -> usize {
+        let now = clock::now();
+        let lasts = self.lease * 2 + self.io_timeout * 2;
+        self.left[at].ends.iter().filter(|ended| now < **ended + lasts).count()
     }
 
     /// Notes that a hold was renewed by a request that was sent since `sent`.
@@ -53,7 +97,7 @@ impl World {
     /// Returns `true` if nobody may have the guard of a name because a ticket may have its hold.
     pub(super) fn may_be_left(&self, name: usize) -> bool {
         let now = clock::now();
-        self.left.iter().any(|left| left.name == name && left.ends == 0 && now < left.most)
+        self.left.iter().any(|left| left.name == name && left.ends.is_empty() && now < left.most)
     }
 
     /// Returns `true` if a hold of a name was left that the server knows as this client's.
@@ -63,11 +107,9 @@ impl World {
 
     /// Notes that a client ends the holds that it has adopted, because it is shut down.
     pub(super) fn end_adopted(&mut self, client: Process) {
-        for held in self.guards.iter().flatten().filter(|held| held.client == client) {
-            if let Some(at) = held.left {
-                self.left[at].ends += 1;
-            }
-        }
+        let held = self.guards.iter().flatten().filter(|held| held.client == client);
+        let left: Vec<_> = held.filter_map(|held| held.left).collect();
+        left.into_iter().for_each(|at| self.note_end(at));
     }
 
     /// Returns how often, per mille, a thread leaves a hold of a name. One with an age limit stays.
@@ -115,7 +157,7 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
         Err(error) => {
             let is_expected = with(|world| {
                 if let Some(at) = left {
-                    world.left[at].ends += 1;
+                    world.note_end(at);
                 }
                 let is_shared = left.is_some_and(|at| world.left[at].is_shared);
                 let may_fail =
@@ -147,7 +189,7 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
                 least: sent,
                 most: sent,
                 is_shared: false,
-                ends: 0,
+                ends: Vec::new(),
             });
             world.left.len() - 1
         });
@@ -202,12 +244,12 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
     let fence = ticket.fence();
     say(process, || format!("uses the ticket of the hold with fence {fence}: {what:?}"));
     let name = with(|world| {
-        let left = &mut world.left[at];
+        let name = world.left[at].name;
         if let Use::Release = what {
-            left.ends += 1;
-            world.releasing.push((process, left.name));
+            world.note_end(at);
+            world.releasing.push((process, name));
         }
-        left.name
+        name
     });
     let result = match what {
         Use::Adopt(_) => client.adopt(ticket).map(Some),
@@ -244,6 +286,9 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
         if let Use::Adopt(_) = what {
             world.clients[process - 1].ledger.note_error(&error);
         }
+        if let (Use::Release, Error::Closed) = (what, &error) {
+            world.take_end_back(at, sent);
+        }
         let left = &world.left[at];
         if !matches!(error, Error::Lost { .. }) {
             let is_expected = world.may_fail(&error, process, sent);
@@ -253,8 +298,8 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
         if is_there && world.changes == changes {
             return Some(format!("a ticket is refused, though its hold exists: {error}"));
         }
-        let own = u32::from(matches!(what, Use::Release));
-        let is_over = left.ends > own || clock::now() >= left.least;
+        let own = usize::from(matches!(what, Use::Release));
+        let is_over = world.ends(at) > own || clock::now() >= left.least;
         let mut excuses = world.excuses_of(left.owner, left.name, Some(left.fence), left.begun);
         (!is_over && excuses.next().is_none())
             .then(|| format!("a hold that was left ends early: {error}"))
@@ -272,7 +317,9 @@ fn have(guard: OwnedGuard, lease: Duration, client: Process, at: usize, holds: D
         let state = &world.clients[client - 1];
         // It may be over if its client was stopped after the reply.
         let is_late = !state.stopped.is_zero() && !guard.is_held();
-        world.left[at].ends += u32::from(state.closed.is_some() || is_late);
+        if state.shut_down.is_some() || is_late {
+            world.note_end(at);
+        }
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.is_unasked(&world.left[at].id);
         let (guard, side, left) = (Rc::new(Guarded::Lock(guard)), Side::Alone, Some(at));

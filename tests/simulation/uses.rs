@@ -73,8 +73,8 @@ fn look(place: usize, guard: &Guarded) -> Result<(), String> {
         return Err(format!("{remaining:?} of {lease:?} remain"));
     }
     let (cause, is_lost) = (lost.cause(), lost.is_lost());
-    let is_closed = with(|world| world.is_closed(place));
-    if is_held && cause.is_some() || !was_held && !is_lost && !is_closed {
+    let is_shut_down = with(|world| world.is_shut_down(place));
+    if is_held && cause.is_some() || !was_held && !is_lost && !is_shut_down {
         return Err(format!("it is held: {was_held}, and lost: {is_lost}, by {cause:?}"));
     }
     Ok(())
@@ -88,13 +88,13 @@ fn renew(process: Process, place: usize, guard: &Guarded) -> Result<(), String> 
     let (remaining, is_held) = (guard.remaining(), guard.is_held());
     let took = clock::elapsed(begun);
     with(|world| {
-        let is_closed = world.is_closed(place);
+        let is_shut_down = world.is_shut_down(place);
         let Some(held) = &world.guards[place] else { return Ok(()) };
         let (terms, is_of_age) = (held.terms, held.is_of_age(world.age_before()));
         match result {
             Ok(()) => {
                 let least = reliable(terms.lease).saturating_sub(took);
-                if remaining < least && !is_closed && terms.max_hold.is_none() {
+                if remaining < least && !is_shut_down && terms.max_hold.is_none() {
                     return Err(format!("{remaining:?} remain instead of {least:?}"));
                 }
                 Ok(())
@@ -143,10 +143,10 @@ fn wait_for_others(
 }
 
 impl World {
-    /// Returns `true` if the client of a guard is closed, which may have ended its holds.
-    fn is_closed(&self, place: usize) -> bool {
+    /// Returns `true` if the client of a guard is shut down, which may have ended its holds.
+    fn is_shut_down(&self, place: usize) -> bool {
         let held = self.guards[place].as_ref();
-        held.is_none_or(|held| self.clients[held.client - 1].closed.is_some())
+        held.is_none_or(|held| self.clients[held.client - 1].shut_down.is_some())
     }
 
     /// Returns `true` if another user of the ticket may have ended the hold.

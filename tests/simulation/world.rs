@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,9 @@ use crate::net::server::Pools;
 use crate::simulation::calls::{CallState, Held};
 use crate::simulation::deadlocks::Deadlocks;
 use crate::simulation::faults::{Accident, heal};
-use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step, forget_events};
+use crate::simulation::judge::{
+    Excuse, Unexpected, check_ended, check_quiet, check_step, forget_events,
+};
 use crate::simulation::ledger::Ledger;
 use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
 use crate::simulation::questions::Seen;
@@ -91,10 +94,10 @@ pub(super) struct World {
     pub(super) last_question: u64,
     pub(super) excuses: Vec<Excuse>,
     /// Holds that have begun without a request that their clients know of: the server has older
-    /// data, or has executed a request twice. Each with the greatest token then.
-    pub(super) unasked: Vec<(HoldId, u64)>,
+    /// data, or has executed a request twice.
+    pub(super) unasked: Vec<Unexpected>,
     /// Holds that a request has begun after its client had given up on it.
-    pub(super) late: Vec<HoldId>,
+    pub(super) late: Vec<Unexpected>,
     /// What the clients have asked the servers for.
     pub(super) record: Record,
     /// The holds of each name that their clients need no longer, each since when.
@@ -133,8 +136,8 @@ pub(super) struct World {
     pub(super) is_watched: bool,
     /// How far the clock of a client is behind at most.
     pub(super) clocks_behind: Duration,
-    /// When the server's counter may last have been lost, and the greatest token that it has given
-    /// as far as it knows.
+    /// When the server's counter was last lost, and the greatest token that it has given as far as
+    /// it knows.
     pub(super) lowered: Option<(Instant, u64)>,
     /// The latest time that the clock of the only server has shown, in microseconds, and when that
     /// was: a counter that goes on after the clock was set back is not ahead of it.
@@ -155,11 +158,13 @@ pub(super) struct ClientState {
     pub(super) running: usize,
     /// It has been cut off for ever.
     pub(super) is_dead: bool,
-    /// When it was closed.
+    /// When it was closed, perhaps because it was shut down.
     pub(super) closed: Option<Instant>,
-    /// How long it was stopped, in all, and until when it was last stopped.
+    /// When it was shut down, which ends its holds.
+    pub(super) shut_down: Option<Instant>,
+    /// How long it was stopped, in all, and each time from when to when.
     pub(super) stopped: Duration,
-    pub(super) stopped_until: Option<Instant>,
+    pub(super) stops: Vec<Range<Instant>>,
     /// What it has reported.
     pub(super) ledger: Ledger,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
@@ -468,8 +473,9 @@ pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Sen
                 running: 0,
                 is_dead: false,
                 closed: None,
+                shut_down: None,
                 stopped: Duration::ZERO,
-                stopped_until: None,
+                stops: Vec::new(),
                 ledger: Ledger::default(),
                 disturbed: clock::now(),
             };
