@@ -5,9 +5,11 @@
 //! tests of each, and names those that survive. The source itself has no such switch. Arguments are
 //! the beginnings of names; `--changed COMMIT` takes the mutants of the files that have changed
 //! since, and those of the simulation if that has; `--check` only looks whether the lists fit the
-//! source, and whether the copy can be compiled, and `--list` prints them.
+//! source and the excuses of the simulation, and whether the copy can be compiled, and `--list`
+//! prints them.
 
 mod copy;
+mod excuses;
 mod list;
 mod runner;
 
@@ -43,6 +45,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
         return Ok(());
     }
     if arguments.iter().any(|argument| argument == "--check") {
+        excuses::check(root, &all)?;
         planted.write(&root.join("target/mutants/source"))?;
         runner::check(root)?;
         println!("{} mutants fit the source", all.len());
