@@ -736,9 +736,13 @@ impl World {
         let is_behind = is_awaited && is_brief || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         // A thread that has just got it may not have returned yet.
+        let now = clock::now();
         let asked = self.record.latest(name).take_while(|it| it.sent >= since);
         let mut granted = asked.filter(|it| it.client == client && it.said().is_yes());
-        let was_granted = granted.any(|it| matches!(it.subject.wish, Wish::Acquire(_)));
+        let was_granted = granted.any(|it| {
+            let is_new = it.answered().is_some_and(|at| now < at + WAKE_UP);
+            is_new && matches!(it.subject.wish, Wish::Acquire(_))
+        });
         others(&state.had_hold)
             || others(&state.had_waiter)
             || is_held

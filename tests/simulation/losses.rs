@@ -136,8 +136,7 @@ impl World {
             let fence = held.guard.fence(name);
             let hold = fence.and_then(|fence| self.hold_of(held.client, name, fence));
             let Some(hold) = hold else { continue };
-            let required = self.required();
-            let promise = self.record.promised(name, &hold, held.client, required, Duration::ZERO);
+            let promise = self.record.last_grant(name, &hold, held.client, self.required());
             if let Some(promise) = promise {
                 self.check_tries(held.client, name, &hold, promise)?;
             }

@@ -269,6 +269,24 @@ impl Record {
         self.of(name, hold).filter(is_acquire).last().map(|it| it.sent)
     }
 
+    /// Returns the last request about a hold that so many servers have granted, and what it promises.
+    pub(super) fn last_grant(
+        &self,
+        name: usize,
+        hold: &HoldId,
+        client: Process,
+        required: usize,
+    ) -> Option<Promise> {
+        let is_lease = |it: &&Asked| it.client == client && it.lease().is_some();
+        let asked: Vec<_> = self.of(name, hold).filter(is_lease).collect();
+        let mut groups = asked.chunk_by(|one, it| one.sent == it.sent);
+        let is_granted =
+            |group: &&[&Asked]| group.iter().filter(|it| it.said().is_yes()).count() >= required;
+        let last = groups.find(is_granted)?[0];
+        let (sent, lease) = (last.sent, last.lease().unwrap_or_default());
+        Some(Promise { until: sent + reliable(lease), sent, lease })
+    }
+
     /// Returns until when a client may rely on a hold at least, and when the request was sent by
     /// which it may: the last one that so many servers have granted in time. A reply that comes
     /// within the `slack` before the hold is over counts for nothing.
