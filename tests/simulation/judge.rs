@@ -723,8 +723,14 @@ impl World {
         let is_own_name =
             |it: &Unexpected| *it.hold.client == **own && *it.hold.name == *state.name;
         let is_unexpected = self.unasked.iter().chain(&self.late).any(is_own_name);
-        let may_be_own =
-            is_unexpected || self.has_left(client, name) || is_awaited || is_first || was_tried;
+        // What falls short of its durability exists until it is withdrawn.
+        let fell_short = self.network.fell_short.is_some_and(|at| at >= since);
+        let may_be_own = fell_short
+            || is_unexpected
+            || self.has_left(client, name)
+            || is_awaited
+            || is_first
+            || was_tried;
         // It counts for a call that does not wait, however old, or waits for less than a reply
         // takes. A call for several may have this one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);

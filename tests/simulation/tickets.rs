@@ -109,7 +109,9 @@ impl World {
     pub(super) fn end_adopted(&mut self, client: Process) {
         let held = self.guards.iter().flatten().filter(|held| held.client == client);
         let left: Vec<_> = held.filter_map(|held| held.left).collect();
-        left.into_iter().for_each(|at| self.note_end(at));
+        for at in left {
+            self.note_end(at);
+        }
     }
 
     /// Returns how often, per mille, a thread leaves a hold of a name. One with an age limit stays.
