@@ -345,13 +345,9 @@ impl World {
     fn may_be_left_over(&self, at: usize, hold: &HoldId, client: Process, since: Instant) -> bool {
         // A request that fails is repeated after a 20th of the lease.
         let before = self.io_timeout + self.lease / 20 + self.slack();
-        let now = clock::now();
-        // Where a clock was set back, a hold outlasts the repeats.
-        let is_repeated = self.set_back().is_zero();
-        let recently = now.checked_sub(before).filter(|_| is_repeated).unwrap_or(since);
         let since = since.checked_sub(before).unwrap_or(since);
         let mut asked = self.record.of(at, hold);
-        let has_failed = asked.any(|it| it.has_failed_since(recently));
+        let has_failed = asked.any(|it| it.has_failed_since(since));
         excused(&[
             (Reason::ClientStopped, self.was_stopped(client, since)),
             (Reason::HoldIsBack, self.is_back(at, hold)),
