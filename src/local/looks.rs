@@ -28,7 +28,8 @@ pub(super) struct Looks<'a> {
     caller: &'a Caller,
     pub(super) parker: &'a Arc<Parker>,
     next: NextLook,
-    /// The number of the call, the same while it waits again: so the same calls are the same circle.
+    /// The number of the call. It keeps that while it waits again: so the same calls are the same
+    /// circle.
     number: u64,
     is_registered: bool,
     /// When to log that the call still waits, unless it was.

@@ -269,7 +269,8 @@ impl Record {
         self.of(name, hold).filter(is_acquire).last().map(|it| it.sent)
     }
 
-    /// Returns the last request about a hold that so many servers have granted, and what it promises.
+    /// Returns the last request about a hold that so many servers have granted, and what it
+    /// promises.
     pub(super) fn last_grant(
         &self,
         name: usize,

@@ -39,8 +39,8 @@ stores! {
         a_drop_at_a_silent_server_is_waited_for;
 }
 
-/// Returns `true` if no such lock is left for another client: the one that had it does not ask about
-/// holds that it has ended.
+/// Returns `true` if no such lock is left for another client: the one that had it does not ask
+/// about holds that it has ended.
 fn all_free(store: &Store, names: &[&str]) -> bool {
     let other = store.open(patient());
     names.iter().all(|name| !other.mutex(name).is_locked().unwrap())
