@@ -12,6 +12,7 @@ use crate::support::kinds::Kind;
 use crate::support::proxy::Proxy;
 use crate::support::{
     Cluster, SOON, Server, eventually, ms, patient, server, sleepy, stores, take, timed,
+    very_sleepy,
 };
 
 stores! {
@@ -262,7 +263,8 @@ fn a_waiter_that_has_stopped_costs_one_offer(server: &Server) {
 /// The holder releases before any of them listens again.
 fn waiting_clients_keep_their_places_over_a_restart(server: &Server) {
     let (holder, proxy) = (server.open(patient()), Proxy::before(server));
-    let clients = [(); 4].map(|()| sleepy().open(&proxy.url()).unwrap());
+    // They begin to wait long before the restart.
+    let clients = [(); 4].map(|()| very_sleepy().open(&proxy.url()).unwrap());
     for kind in Kind::IN_LINE {
         let held = kind.block(&holder, "a");
         let places = clients.each_ref().map(|client| kind.entry(client));
@@ -286,6 +288,8 @@ fn waiting_clients_keep_their_places_over_a_restart(server: &Server) {
             drop(held);
             eventually(SOON, || !server.exists("a"));
             assert_eq!(server.queue("a"), places, "{kind:?}");
+            // Each is told: by itself it would ask much later.
+            eventually(SOON, || served.lock().len() == places.len());
         });
         let mut served = served.into_inner();
         if let Kind::Read = kind {
