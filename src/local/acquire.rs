@@ -147,8 +147,8 @@ pub(super) fn report<T>(
 fn give_back_if_ended(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
     // After the holds have begun: a thread that closes or cancels later finds them, not the call.
     let mut outcome = shared.names.check_open();
-    if let (Some(canceller), [hold, ..]) = (&caller.canceller, holds) {
-        outcome = outcome.and_then(|()| canceller.check(&hold.id.name));
+    if let Some(hold) = holds.first() {
+        outcome = outcome.and_then(|()| caller.check_cancelled(&hold.id.name));
     }
     if outcome.is_err() {
         release::give_back(shared, holds, caller);

@@ -53,6 +53,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     let mut attempts = attempts(shared, first, Wait::No);
     let outcomes = ask(shared, holds, HoldChange::Release, &mut attempts, Some(awaited));
     for (hold, outcome) in holds.iter().zip(outcomes) {
+        // The others were settled when their replies came.
         if let Err(HoldFailure::Failed(_)) = outcome {
             shared.reporter.settle(hold, &outcome);
         }

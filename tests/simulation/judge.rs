@@ -276,21 +276,26 @@ impl World {
 
     /// Notes the holds that have begun since, which no call has asked for.
     pub(super) fn note_unasked(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
-        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
-        let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
-        let unasked: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
-        let (at, token) = (clock::now(), self.last_token());
-        self.unasked.extend(unasked.into_iter().map(|hold| Unexpected { hold, at, token }));
+        let unasked = self.begun_since(before);
+        self.unasked.extend(unasked);
     }
 
     /// Notes the holds that a late request has begun.
     pub(super) fn note_late(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
         self.changes += 1;
-        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
-        let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
-        let late: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
-        let (at, token) = (clock::now(), self.last_token());
-        self.late.extend(late.into_iter().map(|hold| Unexpected { hold, at, token }));
+        let late = self.begun_since(before);
+        self.late.extend(late);
+    }
+
+    /// Returns the holds that have begun since the servers had these.
+    fn begun_since(&self, before: &[(usize, HoldId, Vec<Duration>)]) -> Vec<Unexpected> {
+        let mut begun = Vec::new();
+        for (_, hold, _) in self.holds() {
+            if !before.iter().any(|(_, it, _)| *it == hold) {
+                begun.push(Unexpected { hold, at: clock::now(), token: self.last_token() });
+            }
+        }
+        begun
     }
 
     /// Returns the greatest token that a server has given, as far as it knows.
