@@ -111,8 +111,12 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     release_unawaited(shared, holds, None);
 }
 
-/// Releases what a call has acquired and gives up on its way: it does not wait for that.
+/// Releases what a call has acquired and gives up on its way: it does not wait for that. Its lock
+/// does not stay taken, because nobody has done what that was for.
 pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
+    for hold in holds {
+        hold.free_at_once();
+    }
     release_unawaited(shared, holds, Some(caller.write_by(clock::now())));
 }
 

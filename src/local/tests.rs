@@ -719,6 +719,25 @@ fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
     eventually(|| !scene.is_held());
 }
 
+/// Nobody has done what the lock was to stay taken for.
+#[test]
+fn a_lock_that_no_caller_got_does_not_stay_taken() {
+    let mut scene = Scene::new(LEASE * 10);
+    let canceller = Canceller::new();
+    scene.options.hold_at_least = Some(LEASE * 10);
+    scene.options.cancelled_by = Some(canceller.clone());
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| scene.lock_with(Wait::Endless));
+        eventually(|| scene.store.outcomes.lock().is_empty());
+        canceller.cancel();
+        let ended = call.join().expect("no panic").err();
+        assert!(matches!(ended, Some(Error::Cancelled { .. })), "{ended:?}");
+    });
+    let holder = || scene.store.inspect(&scene.name, Instant::now()).expect("memory");
+    eventually(|| holder().is_none());
+}
+
 #[test]
 fn the_outcome_of_a_posted_release_is_reported() {
     let scene = Scene::posting();

@@ -62,7 +62,7 @@ struct RareTerms {
     /// When the tenure is lost, however often it is renewed.
     age_limit: Moment,
     /// Until when the lock stays taken, however early the hold is released.
-    taken_until: Moment,
+    taken_until: AtomicU64,
     note: Option<Arc<str>>,
 }
 
@@ -92,11 +92,12 @@ impl Hold {
         let Caller { terms, times, note, .. } = caller;
         let Grant { fence, may_begin, sent, replied, .. } = *grant;
         let has_rare = terms.max_hold.is_some() || terms.hold_at_least.is_some() || note.is_some();
+        // From the reply, because the store has begun the hold by then.
+        let taken_until = terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time));
         let rare = RareTerms {
             max_hold: terms.max_hold,
             age_limit: terms.max_hold.map_or(Moment::NEVER, |max_hold| sent.after(max_hold)),
-            // From the reply, because the store has begun the hold by then.
-            taken_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
+            taken_until: AtomicU64::new(taken_until.0),
             note: note.clone(),
         };
         Self {
@@ -137,8 +138,12 @@ impl Hold {
 
     /// Lets the lock of a debt stay taken until then, however early that is paid.
     pub(crate) fn that_stays_taken(self, taken_until: Moment) -> Self {
-        let age_limit = Moment::NEVER;
-        let rare = RareTerms { max_hold: None, age_limit, taken_until, note: None };
+        let rare = RareTerms {
+            max_hold: None,
+            age_limit: Moment::NEVER,
+            taken_until: AtomicU64::new(taken_until.0),
+            note: None,
+        };
         Self { rare: Some(Box::new(rare)), ..self }
     }
 
@@ -164,8 +169,15 @@ impl Hold {
     /// does not.
     pub(crate) fn taken_until(&self) -> Moment {
         match &self.rare {
-            Some(rare) if self.load() != LOST => rare.taken_until,
+            Some(rare) if self.load() != LOST => Moment(rare.taken_until.load(Ordering::Relaxed)),
             _ => Moment::FIRST,
+        }
+    }
+
+    /// Lets the lock be free as soon as the hold is released, because no caller has had it.
+    pub(crate) fn free_at_once(&self) {
+        if let Some(rare) = &self.rare {
+            rare.taken_until.store(Moment::FIRST.0, Ordering::Relaxed);
         }
     }
 
