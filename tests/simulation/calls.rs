@@ -229,7 +229,8 @@ pub(super) fn acquire(
         world.last_call += 1;
         world.tally.calls += 1;
         let begun = clock::now();
-        let (terms, cancelled) = (world.any_terms(), None);
+        let is_lock = world.names[name].usage == Usage::Lock;
+        let (terms, cancelled) = (world.any_terms(is_lock && !side.is_set()), None);
         let stopped = world.clients[process - 1].stopped;
         let call = CallState { client: process, name, patience, begun, stopped, side, cancelled };
         world.calls.insert(world.last_call, call);
@@ -427,6 +428,9 @@ fn request(
             if let Some(keep) = keep {
                 mutex = mutex.keep(keep);
             }
+            if let Some(time) = handles.terms.at_least {
+                mutex = mutex.hold_at_least(time);
+            }
             if side == Side::Own {
                 return Ok(acquired!(Guarded::Own, mutex, lock, try_lock, try_lock_for));
             }
@@ -460,6 +464,7 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     }
     let Some(held) = with(|world| {
         let held = world.guards[place].take()?;
+        world.note_taken(&held);
         let names = (0..world.names.len()).filter(|at| held.is_of(*at));
         world.releasing.extend(names.map(|name| (process, name)));
         Some(held)

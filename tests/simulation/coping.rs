@@ -10,7 +10,7 @@ use crate::simulation::calls::{CallState, Held, Patience};
 use crate::simulation::judge::{SLACK, WAKE_UP};
 use crate::simulation::reasons::{Reason, excused};
 use crate::simulation::record::{Asked, Said, Wish};
-use crate::simulation::world::{NAMES, World};
+use crate::simulation::world::{NAMES, World, text_of};
 use crate::store::hold_id::HoldId;
 
 /// Checks that a call which has found the lock held has waited for as long as it may.
@@ -139,10 +139,11 @@ impl World {
         SLACK + self.network.latency * 2
     }
 
-    /// Returns `true` if enough servers have a hold.
+    /// Returns `true` if enough servers have a hold that is not released.
     pub(super) fn has_hold(&self, name: usize, hold: &HoldId) -> bool {
         let holds = self.network.holds(&self.names[name].key);
-        holds.iter().filter(|(it, ..)| it == hold).count() >= self.required()
+        let holds = holds.iter().filter(|(it, depth, _)| it == hold && *depth > 0);
+        holds.count() >= self.required()
     }
 
     /// Returns the hold that this token of a client belongs to, if there is only one.
@@ -296,7 +297,7 @@ impl World {
                 self.has_hold(at, hold) && !excused(&reasons)
             });
             if let Some(hold) = left {
-                return Err(format!("it leaves a hold of {:?}: {}", name.name, hold.owner()));
+                return Err(format!("it leaves a hold of {:?}: {}", name.name, text_of(&hold)));
             }
         }
         Ok(())
@@ -318,7 +319,7 @@ impl World {
                     return Err(format!(
                         "client {client} has not released its hold of {:?}, {}, for {:?}",
                         self.names[at].name,
-                        hold.owner(),
+                        text_of(&hold),
                         now - since
                     ));
                 }

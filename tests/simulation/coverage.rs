@@ -71,10 +71,7 @@ const UNUSED: [(&str, &[&str]); 6] = [
         ],
     ),
     ("the store of a world has no keys to scan", &["end_holds_of", "too_few"]),
-    (
-        "not yet: its time is by the clock of the client, or longer than a world",
-        &["fence_life", "hold_at_least"],
-    ),
+    ("the store in memory forgets no counter of tokens", &["fence_life"]),
 ];
 
 #[test]

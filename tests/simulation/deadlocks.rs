@@ -12,8 +12,9 @@ use crate::error::Error;
 use crate::guards::mutex::Guard;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::questions::ask_sometimes;
+use crate::simulation::seeds::any_set;
 use crate::simulation::uses::use_sometimes;
-use crate::simulation::world::{self, World, broken, say};
+use crate::simulation::world::{self, Usage, World, broken, say};
 
 /// How often a thread locks once more what it has.
 const NESTED: u64 = 200;
@@ -194,9 +195,10 @@ pub(super) fn check_error(names: &[String], clients: &[String]) {
     let thread = executor::thread_number();
     let result = with(|world, deadlocks| {
         let key = world.key_of(names, clients);
-        let wait = deadlocks.waits[&thread];
-        let is_it =
-            |circle: &&mut Circle| Some(circle.key()) == key && circle.waits.contains(&wait);
+        let wait = deadlocks.waits.get(&thread);
+        let is_it = |circle: &&mut Circle| {
+            Some(circle.key()) == key && wait.is_some_and(|wait| circle.waits.contains(wait))
+        };
         let Some(circle) = deadlocks.circles.iter_mut().find(is_it) else {
             return Err(format!(
                 "a call fails because of a deadlock that does not exist: {names:?}"
@@ -245,16 +247,18 @@ pub(super) fn caller(client: &Client, process: Process, mut random: Random, call
         if random.permille(700) {
             executor::sleep(random.time(Duration::from_millis(20)));
         }
-        let mut held = Vec::new();
+        let mut held: Vec<(usize, usize, bool)> = Vec::new();
         let mut nested: Vec<Guard> = Vec::new();
         for _ in 0..=random.below(3) {
             let count = world::with(|world| world.names.len());
             let name = usize::try_from(random.below(count as u64)).unwrap_or(0);
-            let has_it = held.iter().any(|(_, held, _)| *held == name);
+            let has_it = held.iter().any(|(place, ..)| has(*place, name));
             if has_it && !lock_again(client, process, name, &mut random, &mut nested) {
                 continue;
             }
-            if has_it || !lock(client, process, name, &mut random, &mut held) {
+            let set = if held.is_empty() { any_set(&mut random) } else { None };
+            let (name, side) = set.unwrap_or_else(|| (name, any_side(name, &mut random)));
+            if has_it || !lock(client, process, name, side, &mut random, &mut held) {
                 break;
             }
             ask_sometimes(client, process);
@@ -283,19 +287,36 @@ pub(super) fn caller(client: &Client, process: Process, mut random: Random, call
     }
 }
 
+/// Returns `true` if this guard is one of the name.
+fn has(place: usize, name: usize) -> bool {
+    with(|world, _| world.guards[place].as_ref().is_some_and(|it| it.is_of(name)))
+}
+
+/// Returns what a thread takes of a name: of a lock, mostly by a guard of its own.
+fn any_side(name: usize, random: &mut Random) -> Side {
+    let usage = world::with(|world| world.names[name].usage);
+    match usage {
+        Usage::Lock if random.permille(800) => Side::Own,
+        Usage::ReadWrite if random.permille(600) => Side::Reader,
+        Usage::Lock | Usage::ReadWrite => Side::Alone,
+        Usage::Semaphore(_) => Side::Permit,
+    }
+}
+
 /// Takes one more lock. Returns `false` if the thread must let go of all that it has.
 fn lock(
     client: &Client,
     process: Process,
     name: usize,
+    side: Side,
     random: &mut Random,
     held: &mut Vec<(usize, usize, bool)>,
 ) -> bool {
-    let is_bound = random.permille(800);
-    let side = if is_bound { Side::Own } else { Side::Alone };
-    // Nobody finds a circle through a guard that any thread can drop.
+    let is_bound = side == Side::Own;
+    let is_lock = world::with(|world| world.names[name].usage == Usage::Lock) && !side.is_set();
+    // Nobody finds a circle through a guard that any thread can drop, or through other kinds.
     let can_be_found =
-        with(|_, deadlocks| deadlocks.fails) && held.iter().all(|(.., bound)| *bound);
+        is_lock && with(|_, deadlocks| deadlocks.fails) && held.iter().all(|(.., bound)| *bound);
     let patience = match random.below(10) {
         0 => Patience::None,
         1..8 if can_be_found => Patience::Endless,
@@ -308,7 +329,9 @@ fn lock(
     with(|world, deadlocks| {
         deadlocks.last_call += 1;
         let wait = Wait { call: deadlocks.last_call, client: process, name };
-        deadlocks.waits.insert(thread, wait);
+        if is_lock {
+            deadlocks.waits.insert(thread, wait);
+        }
         if patience != Patience::None {
             deadlocks.add_circles(world, thread);
         }

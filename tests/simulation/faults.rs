@@ -8,7 +8,9 @@ use crate::simulation::flaws::{Flaw, flawed};
 use crate::simulation::judge::check_server;
 use crate::simulation::network::{Weather, Wire, deliver};
 use crate::simulation::server::{self, Refusal, Server};
-use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, broken, process_of, say, with};
+use crate::simulation::world::{
+    DIRECTOR, LONGEST, broken, process_of, say, say_what_changed, with,
+};
 use crate::store::memory::memory_server::MemoryServer;
 
 /// Something that goes wrong.
@@ -138,7 +140,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         }
         Fault::FailsOver => {
             if random.permille(500) {
-                cut_off_replica(lease * 2);
+                cut_off_replica(server, lease * 2);
                 executor::sleep(random.time(lease / 2));
             }
             with(|world| {
@@ -149,8 +151,9 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                 world.disturb_all(clock::now());
             });
         }
-        Fault::ReplicaIsCutOff => cut_off_replica(time),
+        Fault::ReplicaIsCutOff => cut_off_replica(server, time),
     }
+    say_what_changed(server);
     let_listeners_notice();
 }
 
@@ -162,6 +165,7 @@ fn end_client(Accident { fault, client: process, time, .. }: Accident, now: Inst
             world.clients[process - 1].shut_down.get_or_insert(now);
             world.forget_watches(process);
             world.end_adopted(process);
+            world.end_taken(process);
         }
         world.clients[process - 1].client.clone().expect("it is open")
     });
@@ -236,9 +240,9 @@ fn empty(server: usize, time: Duration, random: &mut Random) {
     });
 }
 
-fn cut_off_replica(time: Duration) {
+fn cut_off_replica(server: usize, time: Duration) {
     with(|world| {
-        if let Some(replica) = &mut world.network.servers[SERVER].replica {
+        if let Some(replica) = &mut world.network.servers[server].replica {
             replica.cut_off(time);
         }
     });

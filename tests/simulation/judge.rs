@@ -18,7 +18,8 @@ use crate::simulation::reasons::{Reason, excused};
 use crate::simulation::record::{Asked, Said, Wish};
 use crate::simulation::silence::{self, SILENCE};
 use crate::simulation::world::{
-    DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, is_locked, micros, with,
+    DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, is_locked, micros, text_of, time_of,
+    with,
 };
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
@@ -63,7 +64,13 @@ pub(super) struct Unexpected {
 
 impl Excuse {
     /// Returns `true` if this may be the hold, or one of its tenure.
-    fn is_about(&self, client: Process, name: usize, fence: Option<u64>, begun: Instant) -> bool {
+    pub(super) fn is_about(
+        &self,
+        client: Process,
+        name: usize,
+        fence: Option<u64>,
+        begun: Instant,
+    ) -> bool {
         let is_it = fence.map_or(begun <= self.begun_by, |fence| fence <= self.fence);
         self.client == client && self.name == name && is_it && clock::now() < self.until
     }
@@ -455,7 +462,7 @@ impl World {
                 if *depth > 1 && *depth != DETACHED && self.deadlocks.is_none() {
                     return Err(format!(
                         "{name:?} has a hold with {depth} levels: {}",
-                        hold.owner()
+                        text_of(hold)
                     ));
                 }
                 if self.is_calm
@@ -487,7 +494,9 @@ impl World {
                     || self.may_be_adopted(hold)
                     || users > 0 && (!self.is_calm || users >= holds.iter().filter(is_one).count())
             };
-            let of_clients = holds.iter().map(|(hold, ..)| hold.clone());
+            // What its client has released may stay taken.
+            let of_clients = holds.iter().filter(|(_, depth, _)| *depth > 0);
+            let of_clients = of_clients.map(|(hold, ..)| hold.clone());
             let of_clients = of_clients.filter(|it| it.nonce > 0);
             let found = of_clients.filter(|hold| is_settled && keep.is_none() && !is_used(hold));
             let found: Vec<_> = found.collect();
@@ -498,7 +507,7 @@ impl World {
                     Some((_, since)) if *since + left_most < now => {
                         return Err(format!(
                             "{name:?} has a hold that its client left: {}",
-                            hold.owner()
+                            text_of(&hold)
                         ));
                     }
                     Some(_) => {}
@@ -569,7 +578,7 @@ impl World {
         let is_alone = matches!(side, Side::Alone | Side::Own | Side::Set(_));
         if is_alone && !is_excused {
             // The server may have forgotten a token before its reply arrived.
-            let sent = self.record.granted(name, owner, fence);
+            let sent = self.record.sent_for(name, owner, fence);
             let lowered = self.lowered.filter(|(at, _)| sent.is_none_or(|sent| sent <= *at));
             let fence = lowered.map_or(fence, |(_, token)| token.min(fence));
             (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
@@ -733,6 +742,7 @@ impl World {
         let may_be_own = fell_short
             || is_unexpected
             || self.has_left(client, name)
+            || self.stayed_taken(client, name, since)
             || is_awaited
             || is_first
             || was_tried;
@@ -967,6 +977,9 @@ fn tick() {
         if let Err(why) = world.check_watches().and_then(|()| world.check_leftovers()) {
             return Some(why);
         }
+        if let Err(why) = world.check_taken() {
+            return Some(why);
+        }
         let now = clock::now();
         let retry = Duration::from_millis(500);
         let World { backoff_max, io_timeout, .. } = *world;
@@ -989,7 +1002,8 @@ fn tick() {
                 world.names[at].unguarded_since = now;
             }
             let mut calls = world.calls.values().filter(|call| call.is_about(at));
-            if world.may_be_left(at) || calls.any(|call| call.side.is_set()) {
+            let is_taken = world.may_be_left(at) || world.may_stay_taken(at);
+            if is_taken || calls.any(|call| call.side.is_set()) {
                 world.names[at].taken_at = now;
             }
         }
@@ -1023,8 +1037,10 @@ fn tick() {
             let is_closed = client.closed.is_some();
             if is_free && now > call.begun + most && !is_disturbed && !is_closed {
                 let CallState { patience, side, .. } = call;
+                let (client, since) = (call.client, time_of(call.begun));
                 return Some(format!(
-                    "call {number} ({side:?}, {patience:?}) waits, though {text:?} is free"
+                    "call {number} ({side:?}, {patience:?}) of client {client} waits since \
+                     {since}, though {text:?} is free"
                 ));
             }
         }
@@ -1051,7 +1067,7 @@ pub(super) fn check_quiet() {
                 let is_tidy = world.is_calm && (is_dropped || !world.network.is_quorum());
                 if !holds.is_empty() || is_tidy && !waiting.is_empty() {
                     let holds: Vec<_> =
-                        holds.iter().map(|(hold, depth, _)| (hold.owner(), *depth)).collect();
+                        holds.iter().map(|(hold, depth, _)| (text_of(hold), *depth)).collect();
                     return Some(format!("{:?} is not quiet: {holds:?}, {waiting:?}", name.name));
                 }
             }

@@ -21,6 +21,7 @@ mod seeds;
 mod server;
 mod shape;
 mod silence;
+mod taken;
 mod terms;
 mod tickets;
 mod uses;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::base::clock;
+use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::config::Config;
@@ -23,7 +23,7 @@ use crate::simulation::flaws::{
 };
 use crate::simulation::record::{self, Answer, Subject, Wish};
 use crate::simulation::server::{Server, unless_refused};
-use crate::simulation::world::{self, SERVER, process_of, say, words};
+use crate::simulation::world::{self, process_of, say, say_what_changed, text_of, words};
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -308,12 +308,19 @@ fn execute<T>(
         (pair.wire(it).memory.clone(), server, skew, missing)
     });
     if missing.is_some() && !flawed(Flaw::ShortfallIsSuccess) {
-        network(|it| it.fell_short = Some(clock::now()));
+        network(|it| {
+            it.fell_short = Some(clock::now());
+            it.servers[pair.server].falls_short = true;
+        });
         server.refuse_with(Some("NOTREPLICATED"));
     }
     let result = executor::skewed(skew, || request(&memory));
     server.refuse_with(None);
-    let replicated = network(|it| it.servers[pair.server].replicate());
+    let replicated = network(|it| {
+        let server = &mut it.servers[pair.server];
+        server.falls_short = false;
+        server.replicate()
+    });
     faults::after_execution();
     deliver(pair.server);
     let acks = acks.filter(|_| !flawed(Flaw::ShortfallIsSuccess));
@@ -348,7 +355,7 @@ pub(super) fn deliver(server: usize) {
             && executor::choose(Choice::Message, 2).map_or(is_lost, |chosen| chosen == 1);
         let delay = if can_be_lost { delay + late_arrival() } else { delay };
         if is_lost || flawed(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
-            say(SERVER, || format!("message to client {client} is lost: {next:?}"));
+            say(process_of(server), || format!("message to client {client} is lost: {next:?}"));
             continue;
         }
         let client = if flawed(Flaw::MessagesGoAstray) { 1 } else { client };
@@ -364,8 +371,14 @@ pub(super) fn deliver(server: usize) {
                 }
                 arrives
             });
-            let outcome = if arrives { "receives" } else { "does not receive" };
-            say(client, || format!("{outcome} the message {next:?}"));
+            say(client, || match &next {
+                _ if !arrives => format!("does not receive the message {next:?}"),
+                Ok(Wake::Lock(key)) => {
+                    let calls = world::with(|world| world.calls_for(client, key));
+                    format!("receives the message {next:?}: {calls}")
+                }
+                _ => format!("receives the message {next:?}"),
+            });
         });
     }
 }
@@ -491,7 +504,10 @@ pub(super) fn send<T: Answer + Clone + std::fmt::Debug + 'static>(
             let before = world::with(|world| world.holds());
             let (reply, _) = execute(pair, acks, &*request);
             world::with(|world| world.note_unasked(&before));
-            say(SERVER, || format!("  executes a request of client {client} again: {reply:?}"));
+            say(process_of(server), || {
+                format!("  executes a request of client {client} again: {reply:?}")
+            });
+            say_what_changed(server);
         });
     }
     executor::after(process_of(server), there, move || {
@@ -503,7 +519,8 @@ pub(super) fn send<T: Answer + Clone + std::fmt::Debug + 'static>(
         let is_late = fate == Fate::Late;
         let before = if is_late { world::with(|world| world.holds()) } else { Vec::new() };
         let (reply, waits) = execute(pair, acks, &*request);
-        say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
+        say(process_of(server), || format!("  executes a request of client {client}: {reply:?}"));
+        say_what_changed(server);
         if is_late {
             world::with(|world| world.note_late(&before));
         }
@@ -589,9 +606,51 @@ struct SimulatedJobs {
     client: Process,
 }
 
+/// A change of a hold as it travels: the clock of the server is another than that of the client.
+#[derive(Clone, Copy)]
+struct SentChange {
+    change: Change,
+    /// How much longer a released lock stays taken when the request is sent.
+    taken: Duration,
+}
+
+impl SentChange {
+    fn of(change: Change) -> Self {
+        let taken = match change {
+            Change::Release { taken_until, .. } => taken_until.left(),
+            _ => Duration::ZERO,
+        };
+        Self { change, taken }
+    }
+
+    /// Returns the change by the clock of the server, which executes it now.
+    fn arriving(self) -> Change {
+        match self.change {
+            Change::Release { unused, .. } if !self.taken.is_zero() => {
+                Change::Release { taken_until: Moment::now().after(self.taken), unused }
+            }
+            Change::Release { unused, .. } => {
+                Change::Release { taken_until: Moment::FIRST, unused }
+            }
+            change => change,
+        }
+    }
+}
+
+fn request_text(hold: &HoldId, change: Change) -> String {
+    let what = match change {
+        Change::Release { taken_until, .. } if taken_until != Moment::FIRST => {
+            format!("Release, to stay taken for {:?},", taken_until.left())
+        }
+        Change::Release { .. } => "Release".into(),
+        change => format!("{change:?}"),
+    };
+    format!("{what} of {:?}, {}", hold.name, text_of(hold))
+}
+
 /// Executes a change of a hold at the server, with the flaw that is planted.
-fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply, Failure> {
-    let deadline = executor::epoch();
+fn change_of(memory: &Memory, hold: &HoldId, sent: SentChange) -> Result<HoldReply, Failure> {
+    let (change, deadline) = (sent.arriving(), executor::epoch());
     match (planted(), change) {
         (Some(Flaw::ReleaseDoesNothing), Change::Release { .. })
         | (Some(Flaw::RenewalDoesNothing), Change::Renew { .. })
@@ -643,9 +702,12 @@ impl SimulatedStore {
         let (mut holds, note) = (holds.to_vec(), note.map(str::to_owned));
         change_asked(&mut holds, &mut lease);
         let what = words(|| {
-            let nonces: Vec<_> = holds.iter().map(HoldId::number).collect();
+            let ids: Vec<_> = holds.iter().map(text_of).collect();
             let (kind, name) = (holds[0].kind, &holds[0].name);
-            format!("asks for {kind:?} {name:?} {nonces:?} ({registration:?}, {lease:?})")
+            format!(
+                "asks for {kind:?} {name:?} as {} ({registration:?}, {lease:?})",
+                ids.join(", ")
+            )
         });
         let name = holds[0].name.to_string();
         network(|it| it.links[self.client - 1].asked.insert(name, clock::now()));
@@ -733,11 +795,13 @@ impl Store for SimulatedStore {
         let changes: Vec<_> = requests.iter().map(|it| (it.hold.clone(), it.change)).collect();
         let what = words(|| {
             let changes = changes.iter();
-            let changes = changes.map(|(hold, change)| (&hold.name, hold.number(), change));
-            format!("asks {:?}", changes.collect::<Vec<_>>())
+            let changes = changes.map(|(hold, change)| request_text(hold, *change));
+            format!("asks: {}", changes.collect::<Vec<_>>().join(", "))
         });
         let is_durable = changes.iter().any(|(_, change)| change.is_durable());
         let subjects = changes.iter().map(|(hold, change)| Subject::of(hold, *change)).collect();
+        let changes = changes.into_iter().map(|(hold, change)| (hold, SentChange::of(change)));
+        let changes: Vec<_> = changes.collect();
         let replies = call(self.pair(), &what, subjects, deadline, is_durable, move |memory| {
             Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change)).collect())
         });
@@ -750,9 +814,10 @@ impl Store for SimulatedStore {
         for PostedChange { request, on_reply, .. } in posts {
             let HoldRequest { hold, change, deadline } = request;
             let hold = hold.clone();
-            let what = words(|| format!("posts {change:?} of {:?} {}", hold.name, hold.number()));
+            let what = words(|| format!("posts: {}", request_text(&hold, change)));
             let subjects = vec![Subject::of(&hold, change)];
-            let request = move |memory: &Memory| change_of(memory, &hold, change);
+            let sent = SentChange::of(change);
+            let request = move |memory: &Memory| change_of(memory, &hold, sent);
             let client = self.client;
             let is_durable = change.is_durable();
             network(|it| it.links[client - 1].posts += 1);
@@ -899,11 +964,10 @@ impl JobRunner for SimulatedJobs {
                 it.links[client - 1].jobs += 1;
                 it.links[client - 1].generation
             });
-            let what = words(|| {
-                format!("in the background, {change:?} of {:?} {}", hold.name, hold.number())
-            });
+            let what = words(|| format!("in the background: {}", request_text(&hold, change)));
             let subjects = vec![Subject::of(&hold, change)];
-            let request = move |memory: &Memory| change_of(memory, &hold, change);
+            let sent = SentChange::of(change);
+            let request = move |memory: &Memory| change_of(memory, &hold, sent);
             let pair = Pair { client, server: 0 };
             let is_durable = change.is_durable();
             send(pair, &what, subjects, deadline, is_durable, request, move |outcome| {

@@ -15,6 +15,7 @@ use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::executor::{self, Process};
 use crate::config::Config;
+use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::Exchange;
@@ -25,7 +26,7 @@ use crate::simulation::flaws::{Flaw, flawed};
 use crate::simulation::network::{Network, Pair, failure, network, send, subscribe};
 use crate::simulation::record::{Subject, Wish};
 use crate::simulation::server::unless_refused;
-use crate::simulation::world::{self, words};
+use crate::simulation::world::{self, text_of, words};
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner, Wake, WakeupPolicy,
     Wakeups,
@@ -48,7 +49,7 @@ use crate::store::{Store, ask_one};
 pub(super) fn quorum(client: Process, config: &Config) -> Quorum<SimulatedLinks> {
     let settings = BackgroundSettings {
         commands: Commands::proposing(config),
-        demand: None,
+        demand: Demand::new(config.durability),
         io_timeout: config.io_timeout(Duration::MAX),
         events: Events::default(),
     };
@@ -132,11 +133,13 @@ impl ExclusiveLinks for SimulatedLinks {
 
     fn write<T: ScriptReply>(&mut self, server: usize, ballot: &Arc<Ballot<T>>) {
         let pair = Pair { client: self.client, server };
-        let deadline = clock::end_of(self.servers.settings.io_timeout);
+        let usual = clock::end_of(self.servers.settings.io_timeout);
+        let deadline = ballot.demand.map_or(usual, |(_, deadline)| deadline);
+        let durable = ballot.demand.is_some();
         self.traffic.sent.fetch_add(1, Ordering::Relaxed);
         let (request, ballot, traffic) =
             (ballot.request.clone(), ballot.clone(), self.traffic.clone());
-        send_script(pair, "asks", request, deadline, move |reply| {
+        send_script(pair, "asks", request, deadline, durable, move |reply| {
             ballot.receive(server, reply);
             traffic.answered.fetch_add(1, Ordering::Relaxed);
         });
@@ -164,6 +167,7 @@ fn send_script(
     what: &'static str,
     request: Request,
     deadline: Instant,
+    durable: bool,
     done: impl FnOnce(Result<Value, Failure>) + 'static,
 ) {
     let Pair { client, server } = pair;
@@ -171,7 +175,7 @@ fn send_script(
     let what = words(|| format!("{what} server {server}: {}", describe(&request)));
     let subjects = Call::parse(&request).subjects();
     let request = move |memory: &Memory| perform(memory, server, &request);
-    send(pair, &what, subjects, deadline, false, request, move |reply| {
+    send(pair, &what, subjects, deadline, durable, request, move |reply| {
         network(|it| it.links[client - 1].posts -= 1);
         executor::of_process(client, || done(reply));
     });
@@ -214,13 +218,15 @@ impl JobRunner for QuorumJobs {
         for job in jobs {
             let (id, deadline) = (job.id, job.deadline);
             let (peers, progress) = self.policy.route(&job.hold.name).expect("all servers");
-            let request = self.links.servers.settings.commands.change(&job.hold, job.change);
+            let settings = &self.links.servers.settings;
+            let request = settings.commands.change(&job.hold, job.change);
+            let durable = settings.demand.is_some() && job.change.is_durable();
             self.jobs.insert(id, (job, progress));
             for peer in peers {
                 let (server, client) = (peer.number, self.links.client);
                 let (pair, replies) = (Pair { client, server }, self.replies.clone());
                 let (what, request) = ("in the background, to", request.clone());
-                send_script(pair, what, request, deadline, move |reply| {
+                send_script(pair, what, request, deadline, durable, move |reply| {
                     let reply = reply.map(|it| HoldReply::read(&it).expect("a good reply"));
                     replies.lock().push_back(JobVote { id, server, reply });
                 });
@@ -460,8 +466,9 @@ impl<'a> Call<'a> {
 }
 
 fn describe(request: &Request) -> String {
-    let Call { name, args, .. } = Call::parse(request);
-    format!("{name:?} {args:?}")
+    let call = Call::parse(request);
+    let holds: Vec<_> = call.subjects().iter().map(|it| text_of(&it.hold)).collect();
+    format!("{:?} {:?} {}", call.name, call.args, holds.concat())
 }
 
 fn answer(reply: HoldReply) -> Value {
@@ -487,7 +494,7 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         if call.args.len() == 6 {
             let fence = call.number(5).unsigned_abs();
             return unless_refused(server, Some(Change::Check), || {
-                Ok(answer(raise(server, &hold, fence)))
+                raise(server, &hold, fence).map(answer)
             });
         }
         return change(memory, server, &hold, call.change());
@@ -558,18 +565,24 @@ fn change(memory: &Memory, server: usize, hold: &HoldId, change: Change) -> Resu
 }
 
 /// Raises the counter of tokens to that of a hold.
-fn raise(server: usize, hold: &HoldId, fence: u64) -> HoldReply {
-    let memory = network(|it| it.servers[server].memory.clone());
+fn raise(server: usize, hold: &HoldId, fence: u64) -> Result<HoldReply, Failure> {
+    let (memory, falls_short) = network(|it| {
+        let server = &it.servers[server];
+        (server.memory.clone(), server.falls_short)
+    });
     let has_it = memory.holds(&lock_key(&hold.name)).iter().any(|(it, ..)| it == hold);
     if !has_it && !flawed(Flaw::RaiseIsUnchecked) {
-        return HoldReply::Gone;
+        return Ok(HoldReply::Gone);
     }
     if flawed(Flaw::RaiseLowers) {
         memory.set_last_token(fence);
     } else if !flawed(Flaw::RaiseOfAMinority) || server == 0 {
         memory.set_last_token(memory.last_token().max(fence));
     }
-    HoldReply::Done
+    if falls_short {
+        return Err(failure(FailureKind::NotReplicated { acked: 0, required: 1 }));
+    }
+    Ok(HoldReply::Done)
 }
 
 fn acquire(memory: &Memory, server: usize, call: &Call<'_>) -> Result<Value, Failure> {

@@ -254,8 +254,16 @@ impl Record {
         holds
     }
 
+    /// Returns when a client has read that so many servers have begun its hold.
+    pub(super) fn granted(&self, name: usize, hold: &HoldId, required: usize) -> Option<Instant> {
+        let asked = self.of(name, hold).filter(|it| matches!(it.said(), Said::Granted(..)));
+        let mut granted: Vec<Instant> = asked.filter_map(Asked::answered).collect();
+        granted.sort_unstable();
+        granted.get(required - 1).copied()
+    }
+
     /// Returns when the last request was sent by which a client has got this token.
-    pub(super) fn granted(&self, name: usize, client: Process, fence: u64) -> Option<Instant> {
+    pub(super) fn sent_for(&self, name: usize, client: Process, fence: u64) -> Option<Instant> {
         let has_it = |it: &&Asked| {
             let Said::Granted(first, last) = it.said() else { return false };
             it.client == client && (first..=last).contains(&fence)

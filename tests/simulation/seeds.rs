@@ -95,22 +95,25 @@ fn begin(
         _ => config.backoff,
     };
     let is_quorum = servers > 1;
-    let is_replicated = random.permille(300) && !is_quorum;
-    let is_durable = is_replicated && random.permille(600);
+    let mut later = Random(others.clone().next());
+    let is_replicated = random.permille(300) && !is_quorum || is_quorum && later.permille(400);
+    let chance = if is_quorum { &mut later } else { &mut random };
+    let is_durable = is_replicated && chance.permille(600);
     let timeout = (lease / 12).min(Duration::from_millis(200));
     // In a calm world the replica is never late.
     let lag = random.time(if is_calm { timeout / 8 } else { timeout * 2 });
     if is_durable {
         config.durability = Durability::Replicas { acks: 1, timeout };
     }
-    let now = clock::now();
     let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]).min(shape.clients);
     let names = random.pick(&[1, 1, 2, 3]).min(shape.names);
     let mut names: Vec<_> =
         (0..names).map(|number| NameState::any(number, shortest_lease, &mut random)).collect();
     let deadlocks = random.permille(200) && !is_quorum;
     let deadlocks = deadlocks.then(|| Deadlocks::new(&mut config, &mut random));
-    if deadlocks.is_some() || is_quorum {
+    // Other kinds are no part of a circle that a client finds.
+    let are_locks = deadlocks.is_some() && later.permille(600);
+    if are_locks || is_quorum {
         for name in &mut names {
             name.usage = Usage::Lock;
         }
@@ -118,7 +121,7 @@ fn begin(
     executor::observe(observe);
     let mut servers: Vec<_> = (0..servers).map(|_| any_server(is_quorum, &mut random)).collect();
     if is_replicated {
-        servers[0].replica = Some(Replica::new(&servers[0].memory, lag, now));
+        add_replicas(&mut servers, lag);
     }
     let links = (0..count).map(|_| Link::new(&servers, &config)).collect();
     let wrong_clocks = is_quorum && random.permille(500);
@@ -141,6 +144,7 @@ fn begin(
         own_terms,
         shortest_lease,
         max_hold,
+        later,
         random: others,
         is_calm,
         is_durable,
@@ -179,6 +183,13 @@ fn set_clocks(clients: usize, random: &mut Random) -> Duration {
         behind = behind.max(Duration::from_nanos(ahead.unsigned_abs()));
     }
     behind
+}
+
+/// Gives each server a replica, which is so much behind.
+fn add_replicas(servers: &mut [Server], lag: Duration) {
+    for server in servers {
+        server.replica = Some(Replica::new(&server.memory, lag, clock::now()));
+    }
 }
 
 fn any_server(is_quorum: bool, random: &mut Random) -> Server {
@@ -250,7 +261,7 @@ impl NameState {
 }
 
 /// Returns several of the locks, with the first of them, where threads take some at once.
-fn any_set(random: &mut Random) -> Option<(usize, Side)> {
+pub(super) fn any_set(random: &mut Random) -> Option<(usize, Side)> {
     let sets = with(|world| world.sets);
     if !random.permille(sets) {
         return None;
@@ -414,8 +425,9 @@ fn direct(mut random: Random, most: u64) {
             }
             _ if is_replicated && random.permille(300) => Fault::FailsOver,
             Fault::ListenerLost if random.permille(500) => Fault::Deaf,
+            fault @ (Fault::FailsOver | Fault::ReplicaIsCutOff) if is_replicated => fault,
             Fault::FailsOver | Fault::ReplicaIsCutOff if is_quorum => Fault::ServerIsEmpty,
-            Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
+            Fault::FailsOver | Fault::ReplicaIsCutOff => Fault::ServerRestarts,
             fault => fault,
         };
         let accident = Accident::any(fault, &mut random);

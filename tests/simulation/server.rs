@@ -24,6 +24,8 @@ pub(super) struct Server {
     /// Until when it has refused writes, if it ever has.
     pub(super) refused_until: Option<Instant>,
     pub(super) replica: Option<Replica>,
+    /// Whether the replica is too late for the request that it executes now.
+    pub(super) falls_short: bool,
     /// Connections are refused until then.
     pub(super) down_until: Instant,
     /// Counts the restarts.
@@ -128,6 +130,7 @@ impl Server {
             refusal: None,
             refused_until: None,
             replica: None,
+            falls_short: false,
             down_until: clock::now(),
             restarts: 0,
             older: None,

@@ -14,6 +14,8 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     pub(super) renew: bool,
     pub(super) max_hold: Option<Duration>,
+    /// For how long a lock stays taken, though it is released.
+    pub(super) at_least: Option<Duration>,
     pub(super) note: Option<&'static str>,
     /// Whether a call for a lock is a candidacy, which is for the same lock.
     pub(super) is_candidacy: bool,
@@ -30,6 +32,7 @@ impl World {
             lease: self.lease,
             renew: self.renews,
             max_hold: None,
+            at_least: None,
             note: None,
             is_candidacy: false,
             has_own_wait: false,
@@ -37,8 +40,8 @@ impl World {
         }
     }
 
-    /// Returns the terms of the next call.
-    pub(super) fn any_terms(&mut self) -> Terms {
+    /// Returns the terms of the next call, which may be one for a mutex.
+    pub(super) fn any_terms(&mut self, is_mutex: bool) -> Terms {
         let mut terms = self.usual_terms();
         let random = &mut self.random;
         if !random.permille(self.own_terms) {
@@ -60,6 +63,10 @@ impl World {
         if random.permille(200) {
             let longest = random.pick(&[0, 1, 20, 500]);
             terms.cancel_after = Some(random.time(Duration::from_millis(longest)));
+        }
+        if is_mutex && !terms.is_candidacy && self.later.permille(250) {
+            let time = self.later.pick(&[terms.lease / 20, terms.lease / 2, terms.lease * 2]);
+            terms.at_least = Some(terms.max_hold.map_or(time, |most| time.min(most)));
         }
         terms
     }

@@ -114,12 +114,13 @@ impl World {
         }
     }
 
-    /// Returns how often, per mille, a thread leaves a hold of a name. One with an age limit stays.
+    /// Returns how often, per mille, a thread leaves a hold of a name. One with an age limit
+    /// stays, and so does one whose lock stays taken.
     pub(super) fn leaves_of(&self, name: usize, place: usize) -> u64 {
         let held = self.guards[place].as_ref();
         let can_be_left = held.is_some_and(|held| {
             let is_lock = matches!(*held.guard, Guarded::Lock(_));
-            is_lock && held.terms.max_hold.is_none()
+            is_lock && held.terms.max_hold.is_none() && held.terms.at_least.is_none()
         });
         let can_be_left = can_be_left && self.names[name].usage == Usage::Lock;
         if can_be_left { self.leaves } else { 0 }

@@ -28,11 +28,16 @@ use crate::simulation::questions::Seen;
 use crate::simulation::quorum::quorum;
 use crate::simulation::record::Record;
 use crate::simulation::server::Server;
+use crate::simulation::taken::Taken;
 use crate::simulation::tickets::Left;
 use crate::store::hold_id::HoldId;
+use crate::store::request::DETACHED;
 
 /// The first server's number among the processes. Clients have 1, 2 and so on.
 pub(super) const SERVER: Process = 0;
+
+/// Other servers than the first have greater numbers than any client.
+const FIRST_OF_SERVERS: Process = NOWHERE - 10;
 
 /// Returns a server's number among the processes.
 pub(super) fn process_of(server: usize) -> Process {
@@ -70,6 +75,8 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) tells: bool,
     pub(super) history: String,
+    /// What it has last shown of each name at each server.
+    pub(super) shown: BTreeMap<(usize, usize), String>,
     /// When the last fault happened, in the history.
     pub(super) last_fault: Option<Duration>,
     pub(super) clients: Vec<ClientState>,
@@ -88,6 +95,8 @@ pub(super) struct World {
     pub(super) sets: u64,
     /// Chooses what was not always chosen, so that earlier seeds stay what they were.
     pub(super) random: Random,
+    /// Chooses what came later still.
+    pub(super) later: Random,
     /// How often, per mille, a thread asks something, and what the servers have had since then.
     pub(super) asks: u64,
     pub(super) questions: Vec<Seen>,
@@ -100,6 +109,8 @@ pub(super) struct World {
     pub(super) late: Vec<Unexpected>,
     /// What the clients have asked the servers for.
     pub(super) record: Record,
+    /// The locks that stay taken after their release.
+    pub(super) taken: Vec<Taken>,
     /// The holds of each name that their clients need no longer, each since when.
     pub(super) leftovers: Vec<(usize, HoldId, Instant)>,
     /// How often the server's data or its clock were changed, or a late request was executed.
@@ -271,6 +282,21 @@ pub(super) fn words(words: impl FnOnce() -> String) -> String {
     if with(|world| world.tells) { words() } else { String::new() }
 }
 
+/// Returns a hold as histories and verdicts show it: its client, and its number there.
+pub(super) fn text_of(hold: &HoldId) -> String {
+    format!("{}/{}", hold.client, hold.number())
+}
+
+/// Says who has and who waits for each name at a server, if that is not what it was before.
+pub(super) fn say_what_changed(server: usize) {
+    if !with(|world| world.tells) {
+        return;
+    }
+    for line in with(|world| world.changes_at(server)) {
+        say(process_of(server), || line);
+    }
+}
+
 /// Adds a line to the history, if it is wanted.
 pub(super) fn say(process: Process, line: impl FnOnce() -> String) {
     if with(|world| world.tells) {
@@ -348,6 +374,7 @@ impl World {
             network,
             tells,
             history: String::new(),
+            shown: BTreeMap::new(),
             last_fault: None,
             clients: Vec::new(),
             names,
@@ -362,6 +389,7 @@ impl World {
             leaves: 0,
             sets: 0,
             random: Random::default(),
+            later: Random::default(),
             asks: 0,
             questions: Vec::new(),
             last_question: 0,
@@ -369,6 +397,7 @@ impl World {
             unasked: Vec::new(),
             late: Vec::new(),
             record: Record::default(),
+            taken: Vec::new(),
             leftovers: Vec::new(),
             changes: 0,
             is_durable: false,
@@ -409,8 +438,10 @@ impl World {
             None => String::new(),
         };
         let by = match process {
-            SERVER => "server  ".into(),
+            SERVER => "server 0".into(),
             DIRECTOR => "world   ".into(),
+            // Those of the other servers: see `process_of`.
+            FIRST_OF_SERVERS..=NOWHERE => format!("server {}", NOWHERE - process),
             _ => format!("client {process}"),
         };
         let thread = executor::thread_number();
@@ -418,6 +449,45 @@ impl World {
         let at = at.as_secs_f64() * 1e3;
         writeln!(self.history, "{at:>12.6} ms {since:>10}  {by} {thread} {line}")
             .unwrap_or_default();
+    }
+
+    /// Returns a line for each name of which a server has something else than was last shown.
+    fn changes_at(&mut self, server: usize) -> Vec<String> {
+        let Self { network, names, shown, .. } = self;
+        let mut lines = Vec::new();
+        for (at, name) in names.iter().enumerate() {
+            let mut text = String::new();
+            for (hold, depth, _) in network.servers[server].holds(&name.key) {
+                let is = match depth {
+                    _ if hold.nonce == 0 => format!("offered to {}", hold.client),
+                    0 => format!("taken since the end of {}", text_of(&hold)),
+                    1 | DETACHED => text_of(&hold),
+                    levels => format!("{} with {levels} levels", text_of(&hold)),
+                };
+                write!(text, " {is},").unwrap_or_default();
+            }
+            let waiting = network.servers[server].waiting(&name.key);
+            write!(text, " waiting {waiting:?}").unwrap_or_default();
+            let before = shown.insert((server, at), text.clone());
+            if before.unwrap_or_else(|| " waiting []".into()) != text {
+                lines.push(format!("  {:?} is now:{text}", name.name));
+            }
+        }
+        lines
+    }
+
+    /// Returns which calls of a client a message about a key is for.
+    pub(super) fn calls_for(&self, client: Process, key: &str) -> String {
+        let is_meant = |call: &CallState| {
+            (0..self.names.len()).any(|at| call.is_about(at) && self.names[at].key == key)
+        };
+        let calls = self.calls.iter().filter(|(_, it)| it.client == client && is_meant(it));
+        let calls: Vec<u64> = calls.map(|(number, _)| *number).collect();
+        if calls.is_empty() {
+            "no call waits for it".into()
+        } else {
+            format!("for calls {calls:?}")
+        }
     }
 
     /// Notes that a client cannot do as usual until then.
@@ -528,7 +598,9 @@ pub(super) fn finish(horizon: Duration) {
     let keep = with(|world| world.names.iter().filter_map(|name| name.keep).max());
     // A late request may have begun or renewed a hold that nobody uses.
     let late = with(|world| world.network.lateness);
-    executor::sleep(lease + late + keep.unwrap_or_default() + set_back + Duration::from_secs(3));
+    let taken = with(|world| world.longest_taken());
+    let kept = keep.unwrap_or_default().max(taken);
+    executor::sleep(lease + late + kept + set_back + Duration::from_secs(3));
     check_quiet();
     let clients =
         with(|world| world.clients.iter_mut().filter_map(|it| it.client.take()).collect());

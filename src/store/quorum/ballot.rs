@@ -66,7 +66,7 @@ pub(crate) struct Ballot<T> {
     pub(crate) request: Request,
     effect: Effect,
     /// The durability that a server must reach for its reply to count, and the deadline for that.
-    pub(super) demand: Option<(Demand, Instant)>,
+    pub(crate) demand: Option<(Demand, Instant)>,
     count: Mutex<Count<T>>,
 }
 
