@@ -21,7 +21,7 @@ use crate::store::request::{AcquireReply, HoldReply};
 pub(super) const RECOVERY: Duration = Duration::from_secs(5);
 
 /// So many trips are enough for a call that has to find its server and to connect first, behind
-/// calls of other threads.
+/// calls of other threads. It has its own time for them, and of that `connect_timeout` at most.
 const ENOUGH: u32 = 60;
 
 /// The connections of a client to a server beside its pool: for jobs that must be durable and for
@@ -177,10 +177,12 @@ impl Call {
                     } else if !failure.is_in_doubt() && kind.is_asked_for_once() {
                         world.ledger.not_sent.insert(request);
                     }
-                    let trip = world.weather.latency + world.weather.jitter;
+                    let enough = (world.weather.latency + world.weather.jitter) * ENOUGH;
+                    let is_unopened = failure.kind == FailureKind::Unreachable;
                     let is_excused = self.has_dead_connection
                         || failure.is_redirection() && self.is_posted
-                        || *time <= trip * ENOUGH;
+                        || *time <= enough
+                        || is_unopened && world.connect_timeout <= enough;
                     if !is_excused {
                         world.check_failure(*begun, failure, &what);
                     }

@@ -120,6 +120,7 @@ fn begin(mut random: Random, tells: bool) {
     world.replica_lag = if is_calm { io_timeout / 100 } else { io_timeout / 2 };
     world.replica_fails = if is_calm { 0 } else { random.pick(&[0, 100]) };
     world.pool_size = usize::try_from(config.pool_size).expect("it is small");
+    world.connect_timeout = config.connect_timeout;
     world.is_calm = is_calm;
     world.slack = Duration::from_millis(20);
     let names = random.pick(&[1, 3, 10]);

@@ -35,6 +35,7 @@ pub(super) struct World {
     pub(super) replica_fails: u64,
     pub(super) clients: BTreeMap<Process, ClientState>,
     pub(super) pool_size: usize,
+    pub(super) connect_timeout: Duration,
     /// How many names there are.
     pub(super) names: u64,
     /// How many threads still call.
