@@ -806,6 +806,44 @@ mod tests {
         assert!(matches!(long.try_recv(), Ok(Ok(()))) && shutdown.calls.is_empty());
     }
 
+    /// Has no jobs, but a hold that it withdraws.
+    struct Withdrawing {
+        is_open: Arc<AtomicBool>,
+        questions: Sender<()>,
+    }
+
+    impl JobRunner for Withdrawing {
+        fn send(&mut self, _: Vec<Job>, _: &mut dyn FnMut(u64, JobOutcome)) {}
+
+        fn collect(&mut self, _: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {}
+
+        fn has_open_ends(&self) -> bool {
+            let is_open = self.is_open.load(Ordering::SeqCst);
+            self.questions.send(()).expect("the test lives");
+            is_open
+        }
+    }
+
+    #[test]
+    fn a_shutdown_waits_for_what_the_store_withdraws() {
+        let is_open = Arc::new(AtomicBool::new(true));
+        let (questions, asked) = unbounded();
+        let runner = Withdrawing { is_open: is_open.clone(), questions };
+        let reporter = started(Box::new(runner), Duration::from_secs(1));
+        let deadline = Instant::now() + LEASE * 1000;
+        let closes = is_open.clone();
+        let ended = reporter.renewer.end_all(deadline, || {
+            thread::spawn(move || {
+                asked.recv().expect("it asks");
+                asked.recv().expect("it asks again, so it has not answered");
+                closes.store(false, Ordering::SeqCst);
+                asked.iter().for_each(drop);
+            });
+        });
+        assert!(ended.is_ok() && Instant::now() < deadline);
+        assert!(!is_open.load(Ordering::SeqCst));
+    }
+
     #[test]
     fn a_shutdown_without_time_does_not_answer_for_another() {
         let (mut shutdown, now) =

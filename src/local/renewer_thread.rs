@@ -253,8 +253,10 @@ impl RenewerThread {
                 self.reporter.step(&payment.debt, input);
             }
         }
-        let is_complete = self.reporter.counters.unfinished.load(Ordering::SeqCst) == 0 && {
-            // Settling the last hold may have left a debt.
+        let are_done = self.reporter.counters.unfinished.load(Ordering::SeqCst) == 0;
+        let is_complete = are_done && !self.jobs.runner.has_open_ends() && {
+            // Settling the last hold may have left a debt, and so may what the store has withdrawn
+            // for the last call.
             self.receive_new();
             self.payments().all(Payment::is_confirmed)
         };

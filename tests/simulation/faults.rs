@@ -68,7 +68,6 @@ pub(super) const HEALED_AFTER: Duration = Duration::from_secs(3);
 
 pub(super) fn happen(accident: Accident, random: &mut Random) {
     let Accident { fault, client, time, name, server } = accident;
-    let lease = with(|world| world.lease);
     say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, server {server}, {time:?}"));
     let now = clock::now();
     note(accident, now);
@@ -138,19 +137,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                 });
             });
         }
-        Fault::FailsOver => {
-            if random.permille(500) {
-                cut_off_replica(server, lease * 2);
-                executor::sleep(random.time(lease / 2));
-            }
-            with(|world| {
-                let is_durable = world.is_durable;
-                world.change_server(server, is_durable, |network| {
-                    network.fail_over(server, time / 4);
-                });
-                world.disturb_all(clock::now());
-            });
-        }
+        Fault::FailsOver => fail_over(accident, random),
         Fault::ReplicaIsCutOff => cut_off_replica(server, time),
     }
     say_what_changed(server);
@@ -238,6 +225,28 @@ fn empty(server: usize, time: Duration, random: &mut Random) {
             network.restart(server, MemoryServer::new(), time);
         });
     });
+}
+
+/// Lets the replica of a server take its place. Of a quorum, perhaps at all servers, which may share
+/// a power supply.
+fn fail_over(Accident { server, time, .. }: Accident, random: &mut Random) {
+    let (all, lease) = with(|world| (world.network.servers.len(), world.lease));
+    let servers = if all > 1 && random.permille(500) { 0..all } else { server..server + 1 };
+    if random.permille(500) {
+        for server in servers.clone() {
+            cut_off_replica(server, lease * 2);
+        }
+        executor::sleep(random.time(lease / 2));
+    }
+    for server in servers {
+        with(|world| {
+            let is_durable = world.is_durable;
+            world.change_server(server, is_durable, |network| {
+                network.fail_over(server, time / 4);
+            });
+            world.disturb_all(clock::now());
+        });
+    }
 }
 
 fn cut_off_replica(server: usize, time: Duration) {

@@ -287,6 +287,17 @@ impl World {
         self.unasked.extend(unasked);
     }
 
+    /// Notes the holds that more servers of a quorum have than before, because one has older data.
+    fn note_regained(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
+        for (_, hold, lasts) in self.holds() {
+            let known = before.iter().find(|(_, it, _)| *it == hold);
+            if known.is_some_and(|(.., earlier)| earlier.len() < lasts.len()) {
+                let (at, token) = (clock::now(), self.last_token());
+                self.unasked.push(Unexpected { hold, at, token });
+            }
+        }
+    }
+
     /// Notes the holds that a late request has begun.
     pub(super) fn note_late(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
         self.changes += 1;
@@ -356,6 +367,7 @@ impl World {
         self.look_at_clock();
         let is_counter_lost = self.network.servers[server].memory.last_token() < counter;
         self.note_unasked(&before);
+        self.note_regained(&before);
         self.changes += 1;
         self.excuse_ended(before, fence, is_safe);
         // A counter that is lost grows on only if the clock is not behind.

@@ -246,6 +246,10 @@ impl JobRunner for QuorumJobs {
         }
     }
 
+    fn has_open_ends(&self) -> bool {
+        self.policy.has_open_ends()
+    }
+
     fn abandon(&mut self) {
         self.jobs.clear();
         self.replies.lock().clear();

@@ -96,9 +96,9 @@ fn begin(
     };
     let is_quorum = servers > 1;
     let mut later = Random(others.clone().next());
-    let is_replicated = random.permille(300) && !is_quorum || is_quorum && later.permille(400);
-    let chance = if is_quorum { &mut later } else { &mut random };
-    let is_durable = is_replicated && chance.permille(600);
+    let is_replicated = random.permille(300) && !is_quorum || is_quorum && later.permille(600);
+    let is_durable =
+        is_replicated && if is_quorum { later.permille(750) } else { random.permille(600) };
     let timeout = (lease / 12).min(Duration::from_millis(200));
     // In a calm world the replica is never late.
     let lag = random.time(if is_calm { timeout / 8 } else { timeout * 2 });

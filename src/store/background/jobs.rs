@@ -198,6 +198,10 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         shrink(&mut self.undecided);
     }
 
+    fn has_open_ends(&self) -> bool {
+        self.policy.has_open_ends()
+    }
+
     fn abandon(&mut self) {
         self.undecided.clear();
         self.nodes.clear();

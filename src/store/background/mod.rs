@@ -103,6 +103,11 @@ pub(crate) trait JobPolicy: Send {
         None
     }
 
+    /// See [`JobRunner::has_open_ends`].
+    fn has_open_ends(&self) -> bool {
+        false
+    }
+
     /// Decides about a job after one node's reply.
     fn decide(
         &mut self,
@@ -145,6 +150,12 @@ pub(crate) trait JobRunner: Send {
 
     /// Blocks until every job has an outcome or until `deadline`. Calls `done` with each outcome.
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
+
+    /// Returns `true` if a hold that the store withdraws by itself may still exist, because not all
+    /// replies have come. If it fails, it is reported as in doubt before this is `false`.
+    fn has_open_ends(&self) -> bool {
+        false
+    }
 
     /// Forgets the jobs without an outcome, and closes the connections. After a panic, their state
     /// may be wrong.

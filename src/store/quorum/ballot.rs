@@ -65,6 +65,8 @@ pub(crate) struct Ballot<T> {
     servers: Arc<QuorumServers>,
     pub(crate) request: Request,
     effect: Effect,
+    /// One of those that [`InDoubtHolds`] counts, if the request ends a hold.
+    _open_end: Option<Arc<()>>,
     /// The durability that a server must reach for its reply to count, and the deadline for that.
     pub(crate) demand: Option<(Demand, Instant)>,
     count: Mutex<Count<T>>,
@@ -100,13 +102,16 @@ impl<T: ScriptReply> Ballot<T> {
             servers: servers.clone(),
             request,
             effect: Effect::None,
+            _open_end: None,
             demand: None,
             count: Mutex::new(count),
         }
     }
 
     pub(super) fn with(self, effect: Effect) -> Self {
-        Self { effect, ..self }
+        let ends = matches!(effect, Effect::Ends { .. });
+        let open_end = ends.then(|| self.servers.in_doubt.open_ends.clone());
+        Self { effect, _open_end: open_end, ..self }
     }
 
     /// The same, at servers whose replies count once their changes are durable.
@@ -230,6 +235,8 @@ pub(crate) struct InDoubtHolds {
     late: Mutex<HashMap<HoldId, Moment>>,
     /// The longest lease of all requests.
     lease: Mutex<Duration>,
+    /// Each request that ends a hold has a copy until its last reply is counted.
+    open_ends: Arc<()>,
 }
 
 impl InDoubtHolds {
@@ -242,6 +249,11 @@ impl InDoubtHolds {
     /// may be anywhere.
     pub(super) fn may_be_at(&self, server: &QuorumServer, hold: &HoldId) -> bool {
         server.was_asked_to_begin(hold) || !self.is_own(hold)
+    }
+
+    /// Returns `true` if requests that end holds wait for replies.
+    pub(super) fn has_open_ends(&self) -> bool {
+        Arc::strong_count(&self.open_ends) > 1
     }
 
     pub(super) fn is_own(&self, hold: &HoldId) -> bool {
@@ -327,15 +339,33 @@ mod tests {
         assert!(reports.is_empty());
     }
 
-    /// The release overtakes what may begin the hold: that came over a connection which is closed.
-    #[test]
-    fn a_hold_that_a_lost_request_may_begin_outlasts_its_release() {
+    /// Returns one server, which nobody asks.
+    fn one_server() -> Arc<QuorumServers> {
         let config = Config::default();
         let factory = ServerFactory::new(&config, &Events::default()).expect("a thread");
         let endpoint = factory.endpoint("redis://there/").expect("a good URL");
         let settings = BackgroundSettings::new(&Commands::proposing(&config), &factory);
         let connections = [factory.connections(endpoint)];
-        let servers = QuorumServers::new(connections, settings, Spin::new(config.spin));
+        QuorumServers::new(connections, settings, Spin::new(config.spin))
+    }
+
+    #[test]
+    fn an_end_is_open_until_nobody_waits_for_a_reply_to_it() {
+        let servers = one_server();
+        let request = Request::command(&redis::cmd("PING"));
+        let ballot = Ballot::<HoldReply>::new(&servers, request, |_| None);
+        assert!(!servers.in_doubt.has_open_ends());
+        let ends = Effect::Ends { hold: hold(1), taken_until: Moment::FIRST };
+        let exchange = Arc::new(ballot.with(ends)).exchange_with(0);
+        assert!(servers.in_doubt.has_open_ends());
+        drop(exchange);
+        assert!(!servers.in_doubt.has_open_ends());
+    }
+
+    /// The release overtakes what may begin the hold: that came over a connection which is closed.
+    #[test]
+    fn a_hold_that_a_lost_request_may_begin_outlasts_its_release() {
+        let servers = one_server();
         let (sender, reports) = unbounded();
         let report = move |doubt| sender.send(doubt).expect("it is received");
         servers.in_doubt.report_to("me", Box::new(report));

@@ -178,6 +178,10 @@ impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
         Ok((each.clone(), Votes::new(each.len())))
     }
 
+    fn has_open_ends(&self) -> bool {
+        self.servers.in_doubt.has_open_ends()
+    }
+
     fn post_over_pool(
         &self,
         server: &Arc<QuorumServer>,
