@@ -227,8 +227,8 @@ fn empty(server: usize, time: Duration, random: &mut Random) {
     });
 }
 
-/// Lets the replica of a server take its place. Of a quorum, perhaps at all servers, which may share
-/// a power supply.
+/// Lets the replica of a server take its place. Of a quorum, perhaps at all servers, which may
+/// share a power supply.
 fn fail_over(Accident { server, time, .. }: Accident, random: &mut Random) {
     let (all, lease) = with(|world| (world.network.servers.len(), world.lease));
     let servers = if all > 1 && random.permille(500) { 0..all } else { server..server + 1 };
