@@ -131,20 +131,15 @@ impl Connection {
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         // One that has ended since its last use suggests that the server has moved.
         let was_ready = self.is_ready();
-        if let Some(route) = &self.factory.route {
-            self.factory.refresh(route, deadline);
-        }
+        self.refresh_route(deadline);
         let is_open = was_ready && self.is_open();
         let is_retiring = self.retiring().is_some();
         if is_open && !is_retiring {
             return Ok(());
         }
-        if was_ready
-            && !is_open
-            && let Some(route) = &self.factory.route
-        {
+        if was_ready && !is_open {
             // This connection, or another one, broke while the sentinels were asked.
-            self.factory.refresh(route, deadline);
+            self.refresh_route(deadline);
         }
         if is_open {
             // The socket must be replaced. If it failed, everything in flight has failed with it.
@@ -193,6 +188,34 @@ impl Connection {
             self.factory.record_opening();
         }
         Ok(())
+    }
+
+    /// Asks the route whether the server has moved, unless that is known.
+    fn refresh_route(&mut self, deadline: Instant) {
+        if self.factory.route.as_ref().is_none_or(Route::is_current) {
+            return;
+        }
+        let factory = self.factory.clone();
+        if let Some(route) = &factory.route
+            && let Some(end) = factory.end_of_refresh(deadline)
+        {
+            self.leave_unread(end);
+            route.refresh(end);
+        }
+    }
+
+    /// Reads what has arrived before the thread does something else until `end`. Posted requests
+    /// that expire by then fail now, because no other thread reads their replies.
+    pub(super) fn leave_unread(&mut self, end: Instant) {
+        self.collect();
+        self.expire(end);
+    }
+
+    /// Fails the posted requests in flight that expire by `end`.
+    pub(crate) fn expire(&mut self, end: Instant) {
+        for expired in self.in_flight.take_expired(end) {
+            expired.pass_on(Err(self.no_reply()));
+        }
     }
 
     /// Like `connect`, for one of many callers: fails during the pause that all of them make after
@@ -318,7 +341,7 @@ impl Connection {
                 WaitFor::SoonReply { deadline } if next.blocks() => WaitFor::Reply { deadline },
                 wait => wait,
             };
-            let reply = self.receive_next(wait)?;
+            let reply = self.receive_unless_expired(wait)?;
             let Self { in_flight, socket, factory, .. } = self;
             // Without a socket, everything has failed.
             let out = &mut socket.as_mut()?.stream.out;
@@ -332,6 +355,22 @@ impl Connection {
                 drop(self.write(&[]));
             }
         }
+    }
+
+    /// Like `receive_next`. Wakes up to fail the posted requests that expire in the meantime: no
+    /// other thread can, and this one may wait for longer.
+    fn receive_unless_expired(&mut self, wait: WaitFor) -> Option<Reply> {
+        while let Some(deadline) = wait.deadline()
+            && let Some(expiry) = self.in_flight.next_expiry()
+            && expiry < deadline
+        {
+            let received = self.receive_next(wait.until(expiry));
+            if received.is_some() {
+                return received;
+            }
+            self.expire(expiry);
+        }
+        self.receive_next(wait)
     }
 
     /// Reads the next reply or message; `None` if it has not arrived, so that it can be read later.
@@ -359,9 +398,14 @@ impl Connection {
 
     /// Reads all outstanding replies. Closes the connection if they have not arrived by then.
     pub(super) fn read_all(&mut self, deadline: Instant) -> Result<(), Failure> {
+        self.read_outstanding(deadline).map_err(|failure| self.give_up(failure))
+    }
+
+    /// Reads all outstanding replies. Fails if they have not arrived by then.
+    pub(super) fn read_outstanding(&mut self, deadline: Instant) -> Result<(), Failure> {
         while self.receive(WaitFor::SoonReply { deadline }) {}
         let is_good = self.is_connected() && self.in_flight.is_empty();
-        if is_good { Ok(()) } else { Err(self.time_out()) }
+        if is_good { Ok(()) } else { Err(self.no_reply()) }
     }
 
     pub(crate) fn invalid_reply(&mut self) -> Failure {

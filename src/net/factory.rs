@@ -212,14 +212,19 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Disconnected, &self.label(), error)
     }
 
-    /// Asks the route whether the server has moved, unless that is known. Takes at most half of the
-    /// time, which leaves the other half for the request.
+    /// Asks the route whether the server has moved, unless that is known.
     pub(crate) fn refresh(&self, route: &Route, deadline: Instant) {
+        if let Some(end) = self.end_of_refresh(deadline) {
+            route.refresh(end);
+        }
+    }
+
+    /// Returns until when a request with this deadline waits for a route: for at most half of the
+    /// time, which leaves the other half for the request. `None` if there is no time.
+    pub(super) fn end_of_refresh(&self, deadline: Instant) -> Option<Instant> {
         let now = clock::now();
         let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
-        if !left.is_zero() {
-            route.refresh(now + left / 2);
-        }
+        if left.is_zero() { None } else { Some(now + left / 2) }
     }
 
     pub(crate) fn invalidate_connections(&self) {

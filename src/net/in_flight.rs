@@ -6,7 +6,11 @@
 //! | script unknown | it is resent in full behind the others, or fails if it must keep the order |
 //! | something was done that must be durable | it is answered when the request to wait is |
 //! | any other | it is answered |
+//! | none by the deadline of a posted one | it is answered with a timeout, and the reply ignored |
 //! | the connection is closed | it is answered with that failure |
+//!
+//! Posted requests are expired by the thread that waits for replies on the connection, and while
+//! none does, by a sweep.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,7 +58,7 @@ pub(super) enum ReplyTo {
 }
 
 impl ReplyTo {
-    fn pass_on(self, reply: Reply) {
+    pub(super) fn pass_on(self, reply: Reply) {
         match self {
             // The thread that reads it has other replies to pass on.
             Self::Callback(on_reply) => drop(catch_unwind(AssertUnwindSafe(|| on_reply(reply)))),
@@ -86,6 +90,9 @@ pub(crate) struct InFlight {
     /// The scripts that were sent in full, so that the server knows them.
     known: Vec<&'static Script>,
     last_reply: Option<Instant>,
+    /// No posted request expires before this; `None` if none is in flight. May be that of one that
+    /// was answered.
+    next_expiry: Option<Instant>,
 }
 
 impl InFlight {
@@ -175,6 +182,9 @@ impl InFlight {
         if exchange.is_posted() {
             self.posted += exchange.request.bytes.len();
         }
+        if exchange.has_callback() {
+            self.next_expiry = self.next_expiry.into_iter().chain([exchange.deadline]).min();
+        }
         self.queue.push_back(exchange);
     }
 
@@ -226,6 +236,9 @@ impl InFlight {
             }
         }
         self.wait_for_unconfirmed(out);
+        if self.queue.is_empty() {
+            self.next_expiry = None;
+        }
         true
     }
 
@@ -248,26 +261,31 @@ impl InFlight {
         exchange.slot().is_none_or(|slot| slot.state.lock().waits)
     }
 
-    /// Fails the requests whose deadlines have passed. Their replies are still read, and then
-    /// ignored.
-    pub(crate) fn expire(&mut self, now: Instant, failure: impl Fn() -> Failure) {
+    /// Takes the callbacks of the posted requests that expire by `end`. Their replies are still
+    /// read, and then ignored.
+    pub(super) fn take_expired(&mut self, end: Instant) -> Vec<ReplyTo> {
+        if self.next_expiry.is_none_or(|next| next > end) {
+            return Vec::new();
+        }
+        let mut expired = Vec::new();
         for exchange in &mut self.queue {
             // It stays in the queue, because the server will still reply to it, in order.
-            if exchange.deadline <= now && exchange.is_posted() {
-                mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
+            if exchange.has_expired(end) {
+                expired.push(mem::replace(&mut exchange.to, ReplyTo::Nowhere));
             }
         }
-        let late = self.unconfirmed.extract_if(.., |(exchange, _)| exchange.deadline <= now);
-        for (exchange, _) in late {
-            exchange.answer(Err(failure()));
-        }
+        let unconfirmed =
+            self.unconfirmed.extract_if(.., |(exchange, _)| exchange.has_expired(end));
+        expired.extend(unconfirmed.map(|(exchange, _)| exchange.to));
+        let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
+        let left = self.queue.iter().chain(unconfirmed).filter(|exchange| exchange.has_callback());
+        self.next_expiry = left.map(|exchange| exchange.deadline).min();
+        expired
     }
 
-    /// Returns when the next request expires.
-    pub(crate) fn next_expiry(&self, now: Instant) -> Option<Instant> {
-        let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
-        let deadlines = self.queue.iter().chain(unconfirmed).map(|exchange| exchange.deadline);
-        deadlines.filter(|deadline| *deadline > now).min()
+    /// Returns when to take the requests that have expired.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.next_expiry
     }
 
     pub(super) fn fail(&mut self, failure: &Failure) {
@@ -321,6 +339,16 @@ impl Exchange {
     /// Returns `true` if the request was posted: no thread waits for its reply, even at first.
     pub(super) fn is_posted(&self) -> bool {
         matches!(self.to, ReplyTo::Callback(_) | ReplyTo::Nowhere)
+    }
+
+    /// Returns `true` if a callback waits for the reply.
+    fn has_callback(&self) -> bool {
+        matches!(self.to, ReplyTo::Callback(_))
+    }
+
+    /// Returns `true` if the request was posted and its deadline has passed.
+    pub(super) fn has_expired(&self, now: Instant) -> bool {
+        self.has_callback() && self.deadline <= now
     }
 
     /// Returns `true` if the server reads nothing behind it until it has replied.

@@ -9,6 +9,9 @@
 //!   slots (`packed`), and lends the connection to a thread whose replies are still to come.
 //! - **Waits.** A thread waits for its slot, or reads. No thread exists only to read: a reply is
 //!   read by the thread that waits for it, or by another thread that is already reading.
+//! - **Deadlines.** A thread that waits for a reply also fails the posted requests on its
+//!   connection that expire in the meantime. Where no thread waits, and in the queue, a sweep does.
+//!   A thread that holds unsent ones never waits beyond the first of their deadlines.
 //! - **Order.** `in_flight` knows which requests are outstanding, and matches replies to them.
 //!
 //! Work that cannot be interrupted, such as looking up a host, is done by `shared_call` on threads

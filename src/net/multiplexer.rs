@@ -111,7 +111,7 @@ impl Multiplexer {
     ) -> Arc<ReplySlot> {
         if let Some(mut free) = self.queue.take(Requests::Own, deadline) {
             if !free.connection.is_open() {
-                self.await_next_try(clock::now(), deadline);
+                self.await_next_try(&mut free, clock::now(), deadline);
             }
             let own = ReplySlot::renew(&mut free.connection.slot, deadline);
             self.send(free, exchanges(&own), &own);
@@ -126,7 +126,7 @@ impl Multiplexer {
     /// Sleeps until callers may connect again, so that no call fails because of an attempt before
     /// it began. Leaves at least half of its time for its own attempt. An attempt that has failed
     /// since then is the call's own, too.
-    fn await_next_try(&self, begun: Instant, deadline: Instant) {
+    fn await_next_try(&self, idle: &mut PooledConnection, begun: Instant, deadline: Instant) {
         if let Some(pause) = self.factory.pause()
             && pause.since <= begun
         {
@@ -134,7 +134,9 @@ impl Multiplexer {
             let most = deadline.saturating_duration_since(now) / 2;
             // The callers wake at random times. If the first one fails, the others pause again.
             let turn = Duration::from_millis(random() % TURNS);
-            sleep((pause.until.saturating_duration_since(now) + turn).min(most));
+            let time = (pause.until.saturating_duration_since(now) + turn).min(most);
+            idle.connection.leave_unread(now + time);
+            sleep(time);
         }
     }
 
@@ -171,12 +173,12 @@ impl Multiplexer {
         if is_reader {
             // Another thread has lent its connection. If it had to be opened first, the requests
             // came back unsent.
-            let Loan { connection, unsent, .. } = self.queue.take_lent(own);
+            let Loan { mut connection, unsent, .. } = self.queue.take_lent(own);
             if unsent.is_empty() {
                 return self.read(connection, own);
             }
             if !connection.connection.is_open() {
-                self.await_next_try(begun, own.deadline);
+                self.await_next_try(&mut connection, begun, own.deadline);
             }
             return self.send(connection, unsent, own);
         }
@@ -197,7 +199,11 @@ impl Multiplexer {
     pub(crate) fn post(&self, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         match self.queue.take(Requests::Own, deadline) {
-            None => self.push(posted, deadline),
+            None => {
+                self.push(posted, deadline);
+                // No connection may become free before they expire.
+                self.queue.sweep.schedule();
+            }
             Some(mut free) => {
                 self.writer.post(&mut free.connection, posted, deadline);
                 self.send_queued(free, deadline);
@@ -281,6 +287,7 @@ impl Multiplexer {
         }
         let unsent = unsent.into_iter();
         let others = self.queue.state.lock().batch(unsent.len());
+        let others = self.without_expired(others);
         self.write(&mut idle, unsent, others, own.deadline);
         self.read(idle, own);
     }
@@ -352,7 +359,10 @@ impl Multiplexer {
                 // Only posted requests are queued, so there is no thread to lend the connection to.
                 let batch = state.batch(0);
                 drop(state);
-                self.writer.post(&mut idle.connection, batch, deadline);
+                let batch = self.without_expired(batch);
+                if !batch.is_empty() {
+                    self.writer.post(&mut idle.connection, batch, deadline);
+                }
                 free = Some(idle);
                 continue;
             };
@@ -365,6 +375,7 @@ impl Multiplexer {
             }
             let batch = state.batch(0);
             drop(state);
+            let batch = self.without_expired(batch);
             let deadlines = batch.iter().map(|exchange| exchange.deadline);
             let earliest = deadlines.fold(deadline, Instant::min);
             self.write(&mut idle, [], batch, earliest);
@@ -372,8 +383,23 @@ impl Multiplexer {
         }
     }
 
+    /// Fails the posted requests of a batch that have expired in the queue. Returns the others.
+    fn without_expired(&self, mut batch: Vec<Exchange>) -> Vec<Exchange> {
+        self.fail_unsent(batch.extract_if(.., |request| {
+            // Most batches have no posted requests, and cost no look at the clock.
+            request.is_posted() && request.has_expired(clock::now())
+        }));
+        batch
+    }
+
+    fn fail_unsent(&self, expired: impl IntoIterator<Item = Exchange>) {
+        for request in expired {
+            request.answer(Err(self.queue.none_free(&self.factory.label())));
+        }
+    }
+
     /// Reads replies that have been outstanding for a while, and closes the connections over which
-    /// something is overdue. Sends the remaining queue.
+    /// something is overdue. Sends the remaining queue, and fails what has expired there.
     fn sweep(&self) {
         let now = clock::now();
         for mut due in self.queue.begin_sweep(now) {
@@ -384,6 +410,9 @@ impl Multiplexer {
             // This thread has no time to open a connection.
             self.send_queued(due, now);
         }
+        // A statement of its own, so that the lock is released: a callback may take it.
+        let expired = self.queue.state.lock().take_expired(now);
+        self.fail_unsent(expired);
         // These were posted while every connection was in use.
         if !self.queue.state.lock().queue.is_empty()
             && let Some(free) = self.queue.take(Requests::Queued, now)
@@ -414,6 +443,7 @@ mod tests {
     use crate::net::server::ServerFactory;
 
     const SOON: Duration = Duration::from_secs(5);
+    const LONG: Duration = Duration::from_secs(20);
 
     fn ping() -> Request {
         Request::command(&redis::cmd("PING"))
@@ -575,13 +605,11 @@ mod tests {
     /// The peer accepts connections, but never replies to the login.
     #[test]
     fn a_call_that_is_over_opens_no_connection_for_what_others_have_posted() {
-        const LONG: Duration = Duration::from_secs(20);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, connect_timeout: LONG, ..Config::default() };
         let url = format!("redis://:sesame@{}", listener.local_addr().expect("an address"));
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
         let server = servers.server(servers.endpoint(&url).expect("a good URL"));
-        let (sender, replies) = mpsc::channel();
         let begin = Instant::now();
         thread::scope(|scope| {
             let call = scope.spawn(|| {
@@ -590,12 +618,73 @@ mod tests {
                 begin.elapsed()
             });
             let _peer = listener.accept().expect("the call has the only connection");
-            let on_reply = Box::new(move |reply| sender.send(reply).unwrap_or_default());
-            server.post(vec![Exchange::posted(ping(), end_of(LONG), on_reply)]);
+            let reply = post(&server, LONG);
             let took = call.join().expect("no panic");
             assert!(took < LONG / 2, "{took:?}");
-            replies.recv_timeout(LONG / 2).expect("told").expect_err("it was not written");
+            reply.recv_timeout(LONG / 2).expect("told").expect_err("it was not written");
         });
+    }
+
+    /// Posts a request that expires after this time, and returns the receiver of its reply.
+    fn post(server: &Multiplexer, time: Duration) -> mpsc::Receiver<Reply> {
+        let (sender, reply) = mpsc::channel();
+        let on_reply = Box::new(move |reply| sender.send(reply).unwrap_or_default());
+        server.post(vec![Exchange::posted(ping(), end_of(time), on_reply)]);
+        reply
+    }
+
+    /// The peer accepts connections, but never replies.
+    #[test]
+    fn a_posted_request_expires_though_a_call_with_more_time_has_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = server_at("", &listener);
+        let brief = Duration::from_secs(1);
+        let in_flight = post(&server, brief);
+        let (mut peer, _) = listener.accept().expect("a connection");
+        thread::scope(|scope| {
+            let call = scope.spawn(|| server.exchange(ping(), None, end_of(LONG)));
+            let mut both = vec![0; 2 * ping().bytes.len()];
+            peer.read_exact(&mut both).expect("a posted request, and that of the call");
+            let queued = post(&server, brief);
+            let failure = in_flight.recv_timeout(LONG / 2).expect("told").expect_err("no reply");
+            assert_eq!(failure.kind, FailureKind::Timeout);
+            let failure = queued.recv_timeout(LONG / 2).expect("told").expect_err("not sent");
+            assert_eq!(failure.kind, FailureKind::NoneFree);
+            assert!(!call.is_finished(), "it has more time");
+            drop(peer);
+            call.join().expect("no panic").expect_err("the connection is closed");
+        });
+    }
+
+    /// The peer says that it is a master, and then never replies.
+    #[test]
+    fn a_posted_request_expires_though_the_sentinels_are_asked_for_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let master = Address { host: address.ip().to_string(), port: address.port() };
+        let (replies, posted) = mpsc::channel::<mpsc::Receiver<Reply>>();
+        let mut is_first = true;
+        let ask = move |_: Option<&Address>, _| {
+            if !mem::take(&mut is_first) {
+                let reply = posted.recv().expect("it is posted").recv_timeout(LONG / 2);
+                reply.expect("told, before there is an answer").expect_err("no reply");
+            }
+            Ok((master.clone(), Moment::now()))
+        };
+        let config = Config { pool_size: 1, connect_timeout: LONG, ..Config::default() };
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = servers.endpoint("redis://127.0.0.1/").expect("a good URL");
+        let route = Route::new("shop", &Events::default(), Box::new(ask));
+        let server = servers.server_along(route, endpoint);
+        let peer = thread::spawn(move || {
+            let mut peer = reply(&listener, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
+            let mut both = vec![0; 2 * ping().bytes.len()];
+            peer.read_exact(&mut both).expect("a posted request, and that of a call");
+        });
+        replies.send(post(&server, SOON)).expect("the route exists");
+        server.factory.suspect_move();
+        server.ping(end_of(LONG)).expect_err("the connection is closed");
+        peer.join().expect("no panic");
     }
 
     /// A server may not execute requests behind more than that.

@@ -12,6 +12,8 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use crate::base::sync::AtomicBool;
 #[cfg(all(test, unix, not(leasehold_shuttle)))]
 use crate::base::sync::executor;
+#[cfg(all(test, leasehold_shuttle))]
+use crate::base::sync::yield_now;
 
 /// Outstanding replies on a connection that no thread uses are read this much later, unless a
 /// thread has read them before.
@@ -58,7 +60,12 @@ impl PoolThread {
 
     #[cfg(all(test, leasehold_shuttle))]
     pub(super) fn after(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
-        drop(shuttle::thread::spawn(work));
+        drop(shuttle::thread::spawn(move || {
+            // Other threads come first. Otherwise sweeps could follow each other for ever, while the
+            // thread that has the connection never runs.
+            yield_now();
+            work();
+        }));
     }
 }
 

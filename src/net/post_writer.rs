@@ -34,7 +34,7 @@ impl PostWriter {
         // server might not read beyond the request that it is executing at that moment.
         connection.collect();
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
-        let write_by = write_by.min(deadline);
+        let write_by = write_by.min(earliest(&posted, deadline));
         let is_ready = connection.is_ready() && connection.retiring().is_none();
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.try_connect(write_by)) };
         if let Err(failure) = opened {
@@ -57,13 +57,14 @@ impl PostWriter {
     }
 
     /// Adds posted requests to the next write. If too many are already in flight, reads their
-    /// replies first. If that fails, the requests fail.
+    /// replies first. If these do not arrive in time, the requests fail.
     pub(super) fn record(
         &self,
         connection: &mut Connection,
         posted: Vec<Exchange>,
         deadline: Instant,
     ) {
+        let deadline = earliest(&posted, deadline);
         let mut posted = posted.into_iter().peekable();
         let mut outcome = Ok(());
         while outcome.is_ok()
@@ -74,7 +75,8 @@ impl PostWriter {
             } else {
                 // These are written even if the program ends right after.
                 drop(connection.write(&[]));
-                outcome = self.wait(|| connection.read_all(deadline));
+                // The connection stays open: others may wait for its replies for longer.
+                outcome = self.wait(|| connection.read_outstanding(deadline));
             }
         }
         if let Err(failure) = outcome {
@@ -96,6 +98,12 @@ impl PostWriter {
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));
         })
     }
+}
+
+/// Returns how long a thread may keep posted requests before it writes them: until the first one
+/// expires.
+fn earliest(posted: &[Exchange], deadline: Instant) -> Instant {
+    posted.iter().map(|posted| posted.deadline).fold(deadline, Instant::min)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub(super) struct SharedQueue {
     pub(super) state: Mutex<QueueState>,
     /// The connections that were lent to threads but not yet taken by them.
     lent: Mutex<Vec<Loan>>,
-    sweep: Sweep,
+    pub(super) sweep: Sweep,
 }
 
 #[derive(Default)]
@@ -379,8 +379,9 @@ impl SharedQueue {
     pub(super) fn end_sweep(&self) {
         let mut state = self.state.lock();
         state.sweeps -= 1;
-        // Connections that were not due yet, or that were added during the sweep, need another one.
-        if !state.lingering.is_empty() {
+        // Connections that were not due yet, or that were added during the sweep, need another one,
+        // and so do posted requests, which may expire before a connection is free.
+        if !state.lingering.is_empty() || state.queue.iter().any(Exchange::is_posted) {
             self.sweep.schedule();
         }
     }
@@ -416,6 +417,15 @@ impl QueueState {
         // They are next to each other, because their thread has queued them together.
         let count = self.queue.range(first..).take_while(|exchange| exchange.is_for(slot)).count();
         self.queue.drain(first..first + count).collect()
+    }
+
+    /// Takes the posted requests that have expired.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Exchange> {
+        let mut expired = Vec::new();
+        while let Some(place) = self.queue.iter().position(|request| request.has_expired(now)) {
+            expired.extend(self.queue.remove(place));
+        }
+        expired
     }
 
     /// Takes the requests to send along with `own` others. Those of one thread stay together.

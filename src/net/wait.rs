@@ -53,6 +53,25 @@ pub(crate) enum WaitFor {
     SoonReply { deadline: Instant },
 }
 
+impl WaitFor {
+    /// Returns when the wait ends; `None` if the thread does not wait.
+    pub(super) fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Buffered | Self::Nothing => None,
+            Self::Reply { deadline } | Self::SoonReply { deadline } => Some(deadline),
+        }
+    }
+
+    /// The same wait, until `deadline` instead.
+    pub(super) fn until(self, deadline: Instant) -> Self {
+        match self {
+            Self::Buffered | Self::Nothing => self,
+            Self::Reply { .. } => Self::Reply { deadline },
+            Self::SoonReply { .. } => Self::SoonReply { deadline },
+        }
+    }
+}
+
 pub(crate) struct Spin {
     budget: Duration,
     /// The average nanoseconds until the reply when a thread spins first.

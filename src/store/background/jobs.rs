@@ -133,8 +133,9 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     }
 
     /// Fails the jobs whose deadlines have passed, if some may be on their way over connections of
-    /// calls: a thread that reads there may wait for longer than a job may take. Returns when to
-    /// look again, because replies over those connections do not wake this thread.
+    /// calls: a thread that reads from the links of a quorum may wait for longer than a job may
+    /// take. Returns when to look again, because replies over those connections do not wake this
+    /// thread.
     fn give_up_late(
         &mut self,
         now: Instant,
@@ -276,7 +277,7 @@ impl<N: Peer> NodeJobs<N> {
         {
             fail(mem::take(&mut self.waiting), &failure);
         }
-        self.next_wake(now, io_timeout)
+        self.next_wake(io_timeout)
     }
 
     /// Fails the jobs that could not be sent in time.
@@ -326,14 +327,14 @@ impl<N: Peer> NodeJobs<N> {
         if is_silent {
             open.time_out();
         } else {
-            open.in_flight.expire(now, || open.factory.no_reply());
+            open.expire(now);
         }
     }
 
     /// Returns when to continue even if no reply arrives.
-    fn next_wake(&self, now: Instant, io_timeout: Duration) -> Option<Instant> {
+    fn next_wake(&self, io_timeout: Duration) -> Option<Instant> {
         let open = self.connection.open.as_ref();
-        let next_expiry = open.and_then(|open| open.in_flight.next_expiry(now));
+        let next_expiry = open.and_then(|open| open.in_flight.next_expiry());
         let is_unsent = open.is_none() && !self.waiting.is_empty();
         let look = if is_unsent { Some(end_of(LOOK)) } else { None };
         let deadlines = self.waiting.iter().map(|exchange| exchange.deadline);
@@ -429,8 +430,9 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(5);
 
-    /// A node, and whether jobs are likely to be sent to it again.
-    struct ToOne(One, Arc<AtomicBool>);
+    /// A node, whether jobs are likely to be sent to it again, and the jobs that are in flight over
+    /// the connections of calls, if there are any.
+    struct ToOne(One, Arc<AtomicBool>, Option<Mutex<Vec<Exchange>>>);
 
     impl JobPolicy for ToOne {
         type Peer = One;
@@ -441,7 +443,9 @@ mod tests {
         }
 
         fn post_over_pool(&self, _: &One, posted: Vec<Exchange>, _: Instant) -> Vec<Exchange> {
-            posted
+            let Some(in_flight) = &self.2 else { return posted };
+            in_flight.lock().extend(posted);
+            Vec::new()
         }
 
         fn decide(
@@ -459,6 +463,31 @@ mod tests {
         }
     }
 
+    fn release(deadline: Instant) -> Job {
+        let (kind, name, client) = (HoldKind::Lock, Arc::from("a"), Arc::from("me"));
+        let hold = HoldId { kind, name, client, nonce: 1 };
+        Job { id: 1, hold, change: Change::RELEASE, deadline }
+    }
+
+    #[test]
+    fn a_job_over_the_connections_of_calls_ends_in_its_time_if_no_thread_reads_the_reply() {
+        let config = Config::default();
+        let factory = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = factory.endpoint("redis://127.0.0.1:1/").expect("a good URL");
+        let node = Arc::new(factory.connections(endpoint));
+        let settings = BackgroundSettings::new(&Commands::new(&config), &factory);
+        let policy = ToOne(One(node), Arc::default(), Some(Mutex::default()));
+        let mut jobs = BackgroundJobs::new(policy, settings);
+        let deadline = end_of(Duration::from_millis(100));
+        jobs.send(vec![release(deadline)], &mut |_, _| panic!("it is in flight"));
+        let mut done = Vec::new();
+        jobs.collect(end_of(SOON), &mut |id, outcome| {
+            outcome.expect_err("no reply");
+            done.push((id, clock::now() < deadline + SOON / 2));
+        });
+        assert_eq!(done, [(1, true)], "in time");
+    }
+
     #[test]
     fn the_connection_to_a_node_that_has_left_is_closed() {
         let (server, config) = (Server::redis(), Config::default());
@@ -466,13 +495,10 @@ mod tests {
         let endpoint = factory.endpoint(&server.url()).expect("a good URL");
         let (node, keeps) = (Arc::new(factory.connections(endpoint)), Arc::default());
         let settings = BackgroundSettings::new(&Commands::new(&config), &factory);
-        let policy = ToOne(One(node), Arc::clone(&keeps));
+        let policy = ToOne(One(node), Arc::clone(&keeps), None);
         let mut jobs = BackgroundJobs::new(policy, settings);
-        let (kind, name, client) = (HoldKind::Lock, Arc::from("a"), Arc::from("me"));
-        let hold = HoldId { kind, name, client, nonce: 1 };
-        let job = Job { id: 1, hold, change: Change::RELEASE, deadline: end_of(SOON) };
         let mut done = Vec::new();
-        jobs.send(vec![job], &mut |id, _| done.push(id));
+        jobs.send(vec![release(end_of(SOON))], &mut |id, _| done.push(id));
         jobs.collect(end_of(SOON), &mut |id, outcome| {
             outcome.expect("a reply");
             done.push(id);

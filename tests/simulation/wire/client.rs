@@ -152,8 +152,7 @@ impl Caller {
         self.forget(&ended);
         let deadline = end_of(self.io_timeout);
         let write_by = end_of(POST_MOMENT);
-        // It may go along with the request of a thread, which reads until its own deadline.
-        let time = self.io_timeout * 2 + SWEPT;
+        let time = self.io_timeout + SWEPT;
         let posts = ended.iter().map(|hold| {
             let call = Call::begin(self.process, Kind::Release, hold, time).posted();
             let request = HoldRequest { hold, change: Change::RELEASE, deadline };

@@ -368,6 +368,17 @@ fn connections_keep_their_promises_in_simulated_networks() {
     println!("{tally:?} in {took:?}");
 }
 
+/// A request that was posted with others in the queue, or along with the request of a thread, had
+/// its outcome when a thread was done with the connection.
+#[test]
+fn posted_requests_have_their_outcomes_in_time() {
+    for seed in [10_005, 15_480] {
+        if run_worlds(seed..=seed, false).1.is_some() {
+            fail(seed);
+        }
+    }
+}
+
 /// A job went over the connection of a call whose thread waited for longer than the job may take.
 #[test]
 fn jobs_over_the_connections_of_calls_end_in_their_time() {
