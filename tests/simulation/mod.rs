@@ -220,13 +220,31 @@ fn show(
     let lines: Vec<_> = history.lines().collect();
     let first = lines.len().saturating_sub(20_000);
     let flaw = flaw.map(|flaw| format!("LEASEHOLD_FLAW={flaw:?} ")).unwrap_or_default();
+    println!("{}\n", lines[first..].join("\n"));
+    for hold in holds_in(why) {
+        println!("{}\n", lines_about(hold, &lines));
+    }
     println!(
-        "{}\n\n{what}: {why}\nTimes: since the world began, and since the last fault. Replay:\n\
-         {variables} {flaw}cargo test --release --all-features --lib {test}",
-        lines[first..].join("\n")
+        "{what}: {why}\nTimes: since the world began, and since the last fault. Replay:\n\
+         {variables} {flaw}cargo test --release --all-features --lib {test}"
     );
     // A panic would print where it comes from, which is here and says nothing.
     panic::resume_unwind(Box::new("a promise is broken"));
+}
+
+/// Returns the holds that a verdict names, as `world::text_of` writes them.
+fn holds_in(why: &str) -> impl Iterator<Item = &str> {
+    let words = why.split(|letter: char| !letter.is_alphanumeric() && !"-/".contains(letter));
+    words.filter(|word| word.starts_with("client-") && word.contains('/'))
+}
+
+/// Returns the last lines about a hold, which may be far apart among the others.
+fn lines_about(hold: &str, lines: &[&str]) -> String {
+    let is_next = |rest: &str| !rest.starts_with(|letter: char| letter.is_ascii_digit());
+    let is_about = |line: &str| line.split(hold).skip(1).any(is_next);
+    let about: Vec<&str> = lines.iter().copied().filter(|line| is_about(line)).collect();
+    let first = about.len().saturating_sub(30);
+    format!("What was said of {hold}:\n{}", about[first..].join("\n"))
 }
 
 /// Returns the shape of the world that the environment names.
