@@ -61,8 +61,8 @@ impl PoolThread {
     #[cfg(all(test, leasehold_shuttle))]
     pub(super) fn after(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
         drop(shuttle::thread::spawn(move || {
-            // Other threads come first. Otherwise sweeps could follow each other for ever, while the
-            // thread that has the connection never runs.
+            // Other threads come first. Otherwise sweeps could follow each other for ever, while
+            // the thread that has the connection never runs.
             yield_now();
             work();
         }));
