@@ -20,6 +20,8 @@ use crate::base::clock;
 #[cfg(feature = "metrics")]
 use crate::base::metrics::Metrics;
 use crate::base::spans::{HoldSpan, OpenSpan};
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+use crate::base::sync::executor;
 use crate::base::sync::sleep;
 use crate::event::{Event, EventListener};
 
@@ -44,6 +46,9 @@ pub(crate) struct Events {
 #[derive(Debug, Default)]
 struct EventQueue {
     has_listener: bool,
+    /// In a simulation, they are called at once, without the thread.
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    simulated: Vec<Arc<dyn EventListener>>,
     /// The thread ends when this is dropped and everything sent before has been delivered.
     sender: OnceLock<(Sender<Report>, ThreadId)>,
     dropped: Arc<AtomicUsize>,
@@ -64,6 +69,15 @@ impl Events {
         let metrics = if has_recorder { Some(Arc::new(Metrics::default())) } else { None };
         #[cfg(feature = "metrics")]
         listeners.extend(metrics.clone().map(|metrics| metrics as Arc<dyn EventListener>));
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        if executor::is_active() {
+            let queue = Arc::new(EventQueue { simulated: listeners, ..EventQueue::default() });
+            return Ok(Self {
+                queue,
+                #[cfg(feature = "metrics")]
+                metrics,
+            });
+        }
         let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
         if queue.has_listener {
             queue.start(listeners)?;
@@ -78,8 +92,8 @@ impl Events {
     /// Emits an event, which is built only if there is a listener.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         #[cfg(all(test, unix, not(leasehold_shuttle)))]
-        if crate::base::sync::executor::is_active() {
-            return crate::base::sync::executor::report(event);
+        if executor::is_active() {
+            return executor::report(&self.queue.simulated, event);
         }
         if self.queue.has_listener {
             self.queue.send(Report::Event(event()));

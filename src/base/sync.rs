@@ -3,10 +3,17 @@
 //! decide which thread runs next. In a simulation (`tests/simulation`), threads are coroutines in
 //! virtual time.
 
+#[cfg(test)]
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+#[cfg(test)]
+use crossbeam_channel::bounded;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Select};
+
+#[cfg(test)]
+use crate::base::clock;
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
@@ -141,8 +148,8 @@ pub(crate) fn sleep(time: Duration) {
     thread::sleep(time);
 }
 
-/// Runs a unit test in virtual time: it and the threads that it starts with `spawn` are coroutines,
-/// and waits take no time. Elsewhere the test runs in real time.
+/// Runs a unit test in virtual time: it and the threads that it starts with `spawn` or `start` are
+/// coroutines, and waits take no time. Elsewhere the test runs in real time.
 #[cfg(test)]
 pub(crate) fn in_virtual_time(test: impl FnOnce() + Send + 'static) {
     #[cfg(all(unix, not(leasehold_shuttle)))]
@@ -151,8 +158,53 @@ pub(crate) fn in_virtual_time(test: impl FnOnce() + Send + 'static) {
     test();
 }
 
+/// A thread that a unit test has started.
+#[cfg(test)]
+pub(crate) struct Started<T>(Receiver<thread::Result<T>>);
+
+/// Starts a thread of a unit test.
+#[cfg(test)]
+pub(crate) fn start<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Started<T> {
+    let (sender, outcome) = bounded(1);
+    let run = move || {
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        // A test that has failed does not wait for it.
+        sender.send(outcome).unwrap_or_default();
+    };
+    spawn("test", run).expect("a thread");
+    Started(outcome)
+}
+
+#[cfg(test)]
+impl<T: 'static> Started<T> {
+    pub(crate) fn is_finished(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Waits until the thread has ended. If it has panicked, so does this.
+    pub(crate) fn join(self) -> T {
+        let outcome = receive(&self.0, clock::end_of(Duration::MAX)).expect("it ends");
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
 /// A point where a simulation may run another thread first.
 pub(crate) fn interleave() {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     executor::preempt();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_thread_reaches_the_test_that_has_started_it() {
+        in_virtual_time(|| {
+            let thread = start(|| panic!("a bug"));
+            let joined = catch_unwind(AssertUnwindSafe(|| thread.join()));
+            let panic = joined.expect_err("a panic");
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"a bug"));
+        });
+    }
 }

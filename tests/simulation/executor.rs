@@ -14,7 +14,7 @@ use std::mem;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -685,10 +685,21 @@ pub(crate) fn observe(observer: Observer) {
     OBSERVER.set(Some(observer));
 }
 
-/// Reports an event of the process that runs.
-pub(crate) fn report(event: impl FnOnce() -> event::Event) {
-    if let Some(observer) = OBSERVER.get() {
-        observer(with(|it| it.process()), &event());
+/// Reports an event of the process that runs to the listeners of its client and to the observer.
+pub(crate) fn report(
+    listeners: &[Arc<dyn event::EventListener>],
+    event: impl FnOnce() -> event::Event,
+) {
+    let observer = OBSERVER.get();
+    if listeners.is_empty() && observer.is_none() {
+        return;
+    }
+    let event = event();
+    for listener in listeners {
+        listener.event(&event);
+    }
+    if let Some(observer) = observer {
+        observer(with(|it| it.process()), &event);
     }
 }
 

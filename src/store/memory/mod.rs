@@ -8,12 +8,13 @@ mod name_state;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::base::clock;
 use crate::base::failure::Failure;
+use crate::base::sync::sleep;
 use crate::config::Config;
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
@@ -151,7 +152,7 @@ struct MemoryJobs {
 impl MemoryJobs {
     /// Reports the outcomes that are due.
     fn finish(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) {
-        let now = Instant::now();
+        let now = clock::now();
         for (id, Delayed { outcome, .. }) in
             self.delayed.extract_if(.., |(_, delayed)| delayed.due <= now)
         {
@@ -172,9 +173,9 @@ impl JobRunner for MemoryJobs {
 
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
         while let Some(due) = self.delayed.iter().map(|(_, delayed)| delayed.due).min() {
-            thread::sleep(due.min(deadline).saturating_duration_since(Instant::now()));
+            sleep(due.min(deadline).saturating_duration_since(clock::now()));
             self.finish(done);
-            if Instant::now() >= deadline {
+            if clock::now() >= deadline {
                 return;
             }
         }
@@ -190,7 +191,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::base::clock::end_of;
+    use crate::base::clock::{elapsed, end_of, now};
+    use crate::base::sync::{in_virtual_time, start};
     use crate::store::ask_one;
     use crate::store::background::Wake;
     use crate::store::hold_id::HoldKind;
@@ -253,7 +255,7 @@ mod tests {
         assert!(!acquires(&waiter, &waits, Registration::IfHeld));
         release(&holder, &held);
         let mut wakeups = waiter.wakeups("waiter", None);
-        let mut next = || wakeups.next(Instant::now()).map(|wake| wake.expect("a message"));
+        let mut next = || wakeups.next(now()).map(|wake| wake.expect("a message"));
         assert_eq!([next(), next()], [Some(Wake::Ready), Some(Wake::Complete(true))]);
         assert_eq!(next(), Some(Wake::Lock("a".into())), "without the prefix");
         assert_eq!(next(), None);
@@ -261,36 +263,40 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_a_wait_for_messages() {
-        let mut wakeups = Memory::default().wakeups("a", None);
-        for first in [Wake::Ready, Wake::Complete(true)] {
-            assert_eq!(wakeups.next(end_of(LONG)).and_then(Result::ok), Some(first));
-        }
-        let soon = Instant::now() + Duration::from_millis(100);
-        assert!(wakeups.next(soon).is_none() && Instant::now() >= soon);
-        let interrupter = wakeups.interrupter();
-        let waiter = thread::spawn(move || wakeups.next(end_of(LONG)));
-        interrupter.interrupt();
-        assert!(matches!(waiter.join().expect("no panic"), Some(Err(_))));
+        in_virtual_time(|| {
+            let mut wakeups = Memory::default().wakeups("a", None);
+            for first in [Wake::Ready, Wake::Complete(true)] {
+                assert_eq!(wakeups.next(end_of(LONG)).and_then(Result::ok), Some(first));
+            }
+            let soon = end_of(Duration::from_millis(100));
+            assert!(wakeups.next(soon).is_none() && now() >= soon);
+            let interrupter = wakeups.interrupter();
+            let waiter = start(move || wakeups.next(end_of(LONG)));
+            interrupter.interrupt();
+            assert!(matches!(waiter.join(), Some(Err(_))));
+        });
     }
 
     #[test]
     fn a_slow_server_delays_the_outcomes_of_jobs() {
-        let memory = Memory::default();
-        let (hold, delay) = (of(HoldKind::Lock, "a"), Duration::from_millis(600));
-        assert!(acquires(&memory, &hold, Registration::None));
-        memory.server.set_delay(delay);
-        let (mut jobs, sent) = (memory.jobs(), Instant::now());
-        let job = |id, deadline| {
-            let change = Change::Renew { lease: LONG.into() };
-            Job { id, hold: hold.clone(), change, deadline }
-        };
-        let mut outcomes = Vec::new();
-        let mut done =
-            |id, outcome: JobOutcome| outcomes.push((id, outcome.is_ok(), sent.elapsed()));
-        jobs.send(vec![job(1, end_of(LONG)), job(2, sent + delay / 2)], &mut done);
-        jobs.collect(sent + delay / 4, &mut done);
-        jobs.collect(end_of(LONG), &mut done);
-        let [(2, false, late), (1, true, took)] = outcomes[..] else { panic!("{outcomes:?}") };
-        assert!(late >= delay / 2 && took >= delay, "{outcomes:?}");
+        in_virtual_time(|| {
+            let memory = Memory::default();
+            let (hold, delay) = (of(HoldKind::Lock, "a"), Duration::from_millis(600));
+            assert!(acquires(&memory, &hold, Registration::None));
+            memory.server.set_delay(delay);
+            let (mut jobs, sent) = (memory.jobs(), now());
+            let job = |id, deadline| {
+                let change = Change::Renew { lease: LONG.into() };
+                Job { id, hold: hold.clone(), change, deadline }
+            };
+            let mut outcomes = Vec::new();
+            let mut done =
+                |id, outcome: JobOutcome| outcomes.push((id, outcome.is_ok(), elapsed(sent)));
+            jobs.send(vec![job(1, end_of(LONG)), job(2, sent + delay / 2)], &mut done);
+            jobs.collect(sent + delay / 4, &mut done);
+            jobs.collect(end_of(LONG), &mut done);
+            let [(2, false, late), (1, true, took)] = outcomes[..] else { panic!("{outcomes:?}") };
+            assert!(late >= delay / 2 && took >= delay, "{outcomes:?}");
+        });
     }
 }
