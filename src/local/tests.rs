@@ -12,17 +12,17 @@ use std::fmt;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{Moment, elapsed, end_of, now};
 use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::spans::HoldSpan;
+use crate::base::sync::{Started, in_virtual_time, receive, sleep, start};
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -51,6 +51,8 @@ use crate::store::{Store, ask_one};
 
 /// Much longer than what a thread does between two lines of a test.
 const LEASE: Duration = Duration::from_millis(600);
+
+const SOON: Duration = Duration::from_secs(5);
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +87,10 @@ struct Scripted {
     write_by: Arc<Mutex<Vec<Instant>>>,
     /// Whether the next thread that posts something panics.
     post_panics: Arc<AtomicBool>,
-    /// Whether background jobs get no outcome.
+    /// Whether background jobs get no reply.
     is_silent_to_jobs: Arc<AtomicBool>,
+    /// The jobs that fail at their deadlines.
+    unanswered: Arc<Mutex<Vec<Job>>>,
     /// Whether the next request to leave the queue is lost; requests with outcomes are others.
     loses_unregister: Arc<AtomicBool>,
     /// How the requests to acquire registered the client.
@@ -113,7 +117,7 @@ impl Scripted {
         match outcome {
             Outcome::Slow(time) => {
                 let reply = request();
-                thread::sleep(time);
+                sleep(time);
                 reply
             }
             Outcome::ThenPosted => {
@@ -122,13 +126,13 @@ impl Scripted {
                 reply
             }
             Outcome::SlowRequest(time) => {
-                thread::sleep(time);
+                sleep(time);
                 request()
             }
             Outcome::Panic => panic!("a test"),
             Outcome::Shortfall(time) => {
                 let reply = request();
-                thread::sleep(time);
+                sleep(time);
                 reply.and(Err(fail(FailureKind::NotReplicated { acked: 0, required: 1 })))
             }
             Outcome::LostReply => request().and(Err(fail(FailureKind::Timeout))),
@@ -147,7 +151,7 @@ impl Scripted {
     /// Sends a posted release.
     fn send_posted(&self) {
         let Posted { hold, change, on_reply } = self.take_posted();
-        on_reply(ask_one(self, HoldRequest { hold: &hold, change, deadline: Instant::now() }));
+        on_reply(ask_one(self, HoldRequest { hold: &hold, change, deadline: now() }));
     }
 
     /// Returns how often a hold was released in the background.
@@ -231,17 +235,22 @@ impl JobRunner for Scripted {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         self.jobs.lock().extend(jobs.iter().map(|job| job.change));
         if self.is_silent_to_jobs.load(Ordering::SeqCst) {
-            return;
+            return self.unanswered.lock().extend(jobs);
         }
         self.inner.jobs().send(jobs, done);
     }
 
-    fn collect(&mut self, deadline: Instant, _: &mut dyn FnMut(u64, JobOutcome)) {
-        // What is silent has no outcome before.
-        thread::sleep(deadline.saturating_duration_since(Instant::now()));
+    fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
+        let next =
+            self.unanswered.lock().iter().map(|job| job.deadline).fold(deadline, Instant::min);
+        sleep(next.saturating_duration_since(now()));
+        for job in self.unanswered.lock().extract_if(.., |job| job.deadline <= now()) {
+            done(job.id, Err(Failure::late()));
+        }
     }
 }
 
+#[derive(Clone)]
 struct Scene {
     store: Scripted,
     shared: Arc<Shared>,
@@ -253,10 +262,10 @@ struct Scene {
 impl Scene {
     /// Ends the current hold, as another client might.
     fn end_hold(&self) {
-        let holder = self.store.inner.inspect(&self.name, Instant::now()).expect("memory");
+        let holder = self.store.inner.inspect(&self.name, now()).expect("memory");
         let owner = holder.expect("a holder").owner;
         let owner = OwnerOf { kind: HoldKind::Lock, name: &self.name, owner: &owner };
-        let ended = self.store.inner.force_release(owner, Instant::now());
+        let ended = self.store.inner.force_release(owner, now());
         assert_eq!(ended.ok(), Some(true));
     }
 
@@ -316,20 +325,40 @@ impl Scene {
     }
 
     fn is_held(&self) -> bool {
-        self.store.inspect(&self.name, Instant::now()).expect("memory").is_some()
+        self.store.inspect(&self.name, now()).expect("memory").is_some()
+    }
+
+    /// Calls this on another thread.
+    fn start<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Started<T> {
+        let scene = self.clone();
+        start(move || call(&scene))
+    }
+
+    #[track_caller]
+    fn next_event(&self) -> Event {
+        receive(&self.events, end_of(SOON)).expect("another event")
+    }
+
+    /// Waits until a call is reported to have found the lock held.
+    #[track_caller]
+    fn wait_until_contended(&self) {
+        while !matches!(self.next_event(), Event::Contended { .. }) {}
     }
 
     /// Expects these events next.
     #[track_caller]
     fn expect_events<const N: usize>(&self, words: [&str; N]) {
-        let events = self.events.iter().take(N).map(|event| match event {
+        let events = words.map(|_| match self.next_event() {
             Event::Acquired { .. } => "acquired",
             Event::Released { .. } => "released",
             Event::ReleaseFailed { .. } => "release failed",
             Event::Lost { .. } => "lost",
             _ => "something else",
         });
-        assert_eq!(events.collect::<Vec<_>>(), words);
+        assert_eq!(events, words);
     }
 
     /// Returns the id of a hold of another client.
@@ -339,315 +368,350 @@ impl Scene {
 }
 
 fn eventually(mut condition: impl FnMut() -> bool) {
-    let end = end_of(Duration::from_secs(5));
+    let end = end_of(SOON);
     while !condition() {
-        assert!(Instant::now() < end, "not even after 5 s");
-        thread::sleep(Duration::from_millis(1));
+        assert!(now() < end, "not even after {SOON:?}");
+        sleep(Duration::from_millis(1));
     }
 }
 
 #[test]
 fn a_nested_lock_counts_from_its_request() {
-    let scene = Scene::new(LEASE);
-    let outer = scene.lock();
-    let slow = LEASE / 3;
-    scene.store.set_outcomes(&[Outcome::Slow(slow)]);
-    let inner = scene.lock();
-    assert_eq!(inner.depth, 2);
-    let left = outer.hold.remaining(Moment::now());
-    assert!(left + slow <= LEASE, "{left:?}");
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        let outer = scene.lock();
+        let slow = LEASE / 3;
+        scene.store.set_outcomes(&[Outcome::Slow(slow)]);
+        let inner = scene.lock();
+        assert_eq!(inner.depth, 2);
+        let left = outer.hold.remaining(Moment::now());
+        assert!(left + slow <= LEASE, "{left:?}");
+    });
 }
 
 #[test]
 fn a_level_beyond_the_last_is_refused_before_a_request() {
-    let scene = Scene::new(LEASE * 10);
-    let outer = scene.lock();
-    outer.hold.set_depth(u32::MAX);
-    let refused = scene.lock_with(Wait::No);
-    assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
-    assert_eq!(outer.hold.depth(), u32::MAX);
-    let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
-    assert_eq!(holder.expect("a holder").depth, 1);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        let outer = scene.lock();
+        outer.hold.set_depth(u32::MAX);
+        let refused = scene.lock_with(Wait::No);
+        assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
+        assert_eq!(outer.hold.depth(), u32::MAX);
+        let holder = scene.store.inspect(&scene.name, now()).expect("memory");
+        assert_eq!(holder.expect("a holder").depth, 1);
+    });
 }
 
 #[test]
 fn a_reply_after_the_lease_brings_no_hold() {
-    let scene = Scene::new(LEASE);
-    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
-    let level = scene.lock();
-    assert!(level.hold.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
-    assert!(level.hold.may_begin);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+        let level = scene.lock();
+        assert!(level.hold.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
+        assert!(level.hold.may_begin);
+    });
 }
 
 #[test]
 fn an_adoption_that_is_answered_after_the_lease_brings_no_hold() {
-    let scene = Scene::new(LEASE);
-    let left = adoption::leave(&scene.shared, &scene.lock().hold, "detach").expect("it is held");
-    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
-    let adopted = adoption::adopt(&scene.shared, &left);
-    assert!(matches!(adopted, Err(Error::Lost { .. })), "{adopted:?}");
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        let left =
+            adoption::leave(&scene.shared, &scene.lock().hold, "detach").expect("it is held");
+        scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+        let adopted = adoption::adopt(&scene.shared, &left);
+        assert!(matches!(adopted, Err(Error::Lost { .. })), "{adopted:?}");
+    });
 }
 
 #[test]
 fn a_nested_lock_that_is_answered_after_the_lease_adds_no_level() {
-    let scene = Scene::new(LEASE);
-    let outer = scene.lock();
-    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
-    let nested = scene.lock_with(Wait::Endless);
-    assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
-    scene.unlock(&outer.hold).expect_err("lost");
-    // The thread has no guard left, so it gets a new hold.
-    assert_eq!(scene.lock().depth, 1);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        let outer = scene.lock();
+        scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+        let nested = scene.lock_with(Wait::Endless);
+        assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
+        scene.unlock(&outer.hold).expect_err("lost");
+        // The thread has no guard left, so it gets a new hold.
+        assert_eq!(scene.lock().depth, 1);
+    });
 }
 
 #[test]
 fn a_reply_begins_the_retry_window_anew() {
-    let scene = Scene::new(LEASE);
-    let window = scene.shared.config.retry_window;
-    let other = scene.store.inner.acquire(Acquire {
-        holds: &[scene.id(0)],
-        lease: window * 2,
-        note: None,
-        registration: Registration::None,
-        echo: false,
-        deadline: Instant::now(),
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        let window = scene.shared.config.retry_window;
+        let other = scene.store.inner.acquire(Acquire {
+            holds: &[scene.id(0)],
+            lease: window * 2,
+            note: None,
+            registration: Registration::None,
+            echo: false,
+            deadline: now(),
+        });
+        assert!(matches!(other, Ok(AcquireReply::Acquired { .. })));
+        scene.store.set_outcomes(&[Outcome::Transient, Outcome::Slow(window), Outcome::Transient]);
+        // Between the failures lies more than the window, but also a reply.
+        scene.lock();
+        assert!(scene.store.outcomes.lock().is_empty());
     });
-    assert!(matches!(other, Ok(AcquireReply::Acquired { .. })));
-    scene.store.set_outcomes(&[Outcome::Transient, Outcome::Slow(window), Outcome::Transient]);
-    // Between the failures lies more than the window, but also a reply.
-    scene.lock();
-    assert!(scene.store.outcomes.lock().is_empty());
 }
 
 #[test]
 fn an_in_doubt_hold_is_cleaned_up_after_its_release() {
-    let scene = Scene::new(LEASE * 10);
-    scene.store.set_outcomes(&[Outcome::LostReply]);
-    let level = scene.lock();
-    scene.unlock(&level.hold).expect("released");
-    // One reply is not enough.
-    eventually(|| scene.store.releases() >= 2);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        scene.store.set_outcomes(&[Outcome::LostReply]);
+        let level = scene.lock();
+        scene.unlock(&level.hold).expect("released");
+        // One reply is not enough.
+        eventually(|| scene.store.releases() >= 2);
+    });
 }
 
 /// Lets `unlock` hand a lock off to a waiter.
 fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Hold>)) {
     let first = scene.lock();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let next = scene.lock();
-            scene.unlock(&next.hold).expect("released");
-        });
-        // Reported by that thread when it waits in the queue.
-        scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
-        unlock(&first.hold);
+    let next = scene.start(|scene| {
+        let next = scene.lock();
+        scene.unlock(&next.hold).expect("released");
     });
+    // Reported by that thread when it waits in the queue.
+    scene.wait_until_contended();
+    unlock(&first.hold);
+    next.join();
 }
 
 /// Lets this many threads lock one after the other once the first hold ends, and returns their
 /// tokens.
 fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Hold>)) -> Vec<u64> {
-    let (tokens, got) = unbounded();
     let first = scene.lock();
-    thread::scope(|scope| {
-        for waiting in 1..=threads {
-            scope.spawn(|| {
-                let next = scene.lock();
-                tokens.send(next.hold.fence()).expect("the test goes on");
-                scene.unlock_on_drop(&next.hold);
-            });
-            eventually(|| scene.shared.counters.to_stats().waiting == waiting);
-        }
-        end(&first.hold);
+    let calls = (1..=threads).map(|waiting| {
+        let call = scene.start(|scene| {
+            let next = scene.lock();
+            // Another hold of the same tenure has another token.
+            let token = next.hold.fence();
+            scene.unlock_on_drop(&next.hold);
+            token
+        });
+        eventually(|| scene.shared.counters.to_stats().waiting == waiting);
+        call
     });
-    got.try_iter().collect()
+    let calls: Vec<_> = calls.collect();
+    end(&first.hold);
+    calls.into_iter().map(Started::join).collect()
 }
 
 #[test]
 fn threads_that_wait_have_their_holds_in_one_tenure() {
-    let scene = Scene::new(LEASE * 10);
-    let tokens = lock_after(&scene, 3, |hold| scene.unlock_on_drop(hold));
-    let followed = [Registration::IfHeld, Registration::Followed];
-    assert_eq!(*scene.store.registrations.lock(), followed, "no request for the others");
-    assert_eq!(tokens, [tokens[0], tokens[0] + 1, tokens[0] + 2]);
-    let stats = scene.shared.counters.to_stats();
-    assert_eq!((stats.handoffs, stats.acquired, stats.released, stats.held), (2, 4, 4, 0));
-    assert!(!scene.is_held());
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        let tokens = lock_after(&scene, 3, |hold| scene.unlock_on_drop(hold));
+        let followed = [Registration::IfHeld, Registration::Followed];
+        assert_eq!(*scene.store.registrations.lock(), followed, "no request for the others");
+        assert_eq!(tokens, [tokens[0], tokens[0] + 1, tokens[0] + 2]);
+        let stats = scene.shared.counters.to_stats();
+        assert_eq!((stats.handoffs, stats.acquired, stats.released, stats.held), (2, 4, 4, 0));
+        assert!(!scene.is_held());
+    });
 }
 
 #[test]
 fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
-    let scene = Scene::new(LEASE * 10);
-    let tokens = lock_after(&scene, 2, |hold| {
-        scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
-        scene.unlock_on_drop(hold);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        let tokens = lock_after(&scene, 2, |hold| {
+            scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
+            scene.unlock_on_drop(hold);
+        });
+        assert_eq!(tokens.len(), 2);
+        assert_eq!(scene.shared.counters.to_stats().handoffs, 0);
+        eventually(|| scene.store.releases() >= 2);
     });
-    assert_eq!(tokens.len(), 2);
-    assert_eq!(scene.shared.counters.to_stats().handoffs, 0);
-    eventually(|| scene.store.releases() >= 2);
 }
 
 /// No call has had that hold, so none has lost it.
 #[test]
 fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
-    let scene = Scene::new(LEASE * 10);
-    let options = LockOptions { tenure: Some(LEASE), ..scene.options.clone() };
-    let caller = caller(&options);
-    let Shared { reporter, names, .. } = &*scene.shared;
-    let hold = names.held(&scene.id(7), &options);
-    reporter.begin(&hold, &caller);
-    names.call(&scene.id(8), &options).expect("open");
-    assert_eq!(names.end(&hold, true), Ending::GoesOn);
-    reporter.lose(&hold);
-    assert!(!reporter.begin_next(&hold, &caller));
-    scene.lock();
-    scene.expect_events(["acquired", "acquired"]);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        let options = LockOptions { tenure: Some(LEASE), ..scene.options.clone() };
+        let caller = caller(&options);
+        let Shared { reporter, names, .. } = &*scene.shared;
+        let hold = names.held(&scene.id(7), &options);
+        reporter.begin(&hold, &caller);
+        names.call(&scene.id(8), &options).expect("open");
+        assert_eq!(names.end(&hold, true), Ending::GoesOn);
+        reporter.lose(&hold);
+        assert!(!reporter.begin_next(&hold, &caller));
+        scene.lock();
+        scene.expect_events(["acquired", "acquired"]);
+    });
 }
 
 /// The releasing thread continues without a reply, and the waiter makes sure of the release.
 #[test]
 fn a_release_that_two_threads_learn_of_is_reported_once() {
-    let scene = Scene::new(LEASE * 10);
-    hand_off(&scene, |hold| {
-        scene.store.set_outcomes(&[Outcome::LostReply]);
-        scene.unlock(hold).expect("released");
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        hand_off(&scene, |hold| {
+            scene.store.set_outcomes(&[Outcome::LostReply]);
+            scene.unlock(hold).expect("released");
+        });
+        scene.expect_events(["released", "acquired", "released"]);
+        sleep(LEASE / 4);
+        assert!(scene.events.is_empty());
     });
-    scene.expect_events(["released", "acquired", "released"]);
-    thread::sleep(LEASE / 4);
-    assert!(scene.events.is_empty());
 }
 
 #[test]
 fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
-    let scene = Scene::new(LEASE * 10);
-    scene.store.set_outcomes(&[Outcome::LostReply]);
-    let level = scene.lock();
-    status::force_unlock(&scene.shared, &scene.name).expect("a reply");
-    let holds = slice::from_ref(&level.hold);
-    hold_requests::verify(&scene.shared, holds, false).expect_err("lost");
-    eventually(|| scene.store.releases() >= 2);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        scene.store.set_outcomes(&[Outcome::LostReply]);
+        let level = scene.lock();
+        status::force_unlock(&scene.shared, &scene.name).expect("a reply");
+        let holds = slice::from_ref(&level.hold);
+        hold_requests::verify(&scene.shared, holds, false).expect_err("lost");
+        eventually(|| scene.store.releases() >= 2);
+    });
 }
 
 #[test]
 fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
-    let scene = Scene::new(LEASE * 10);
-    let (id, sent) = (scene.id(7), Moment::now().before(LEASE * 10));
-    let exists = || scene.store.inspect(&scene.name, Instant::now()).expect("memory").is_some();
-    scene
-        .store
-        .acquire(Acquire {
-            holds: std::slice::from_ref(&id),
-            lease: LEASE * 10,
-            note: None,
-            registration: Registration::None,
-            echo: false,
-            deadline: Instant::now(),
-        })
-        .expect("memory");
-    // The renewer does not know about it.
-    let replied = Moment::now();
-    let grant = Grant { fence: 1, room: 0, may_begin: false, sent, replied };
-    let tenure = Tenure::new(id, &grant, &caller(&scene.options));
-    let hold = scene.shared.reporter.add(tenure);
-    assert!(exists() && !scene.shared.is_held(&hold));
-    eventually(|| !exists());
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 10);
+        let (id, sent) = (scene.id(7), Moment::now().before(LEASE * 10));
+        let exists = || scene.store.inspect(&scene.name, now()).expect("memory").is_some();
+        scene
+            .store
+            .acquire(Acquire {
+                holds: std::slice::from_ref(&id),
+                lease: LEASE * 10,
+                note: None,
+                registration: Registration::None,
+                echo: false,
+                deadline: now(),
+            })
+            .expect("memory");
+        // The renewer does not know about it.
+        let replied = Moment::now();
+        let grant = Grant { fence: 1, room: 0, may_begin: false, sent, replied };
+        let tenure = Tenure::new(id, &grant, &caller(&scene.options));
+        let hold = scene.shared.reporter.add(tenure);
+        assert!(exists() && !scene.shared.is_held(&hold));
+        eventually(|| !exists());
+    });
 }
 
 #[test]
 fn a_dropped_hold_that_still_exists_is_no_other_holder() {
-    for wait in [Wait::Endless, Wait::No] {
-        let scene = Scene::posting();
-        scene.lock_and_post_release();
-        let next = scene.lock_with(wait).expect("a reply").expect("a lock");
-        scene.expect_events(["acquired", "released", "acquired"]);
-        scene.store.send_posted();
-        assert!(scene.is_held(), "the late release does not touch the new hold");
-        scene.unlock(&next.hold).expect("released");
-        scene.expect_events(["released"]);
-        assert!(scene.shared.names.debts(HoldKind::Lock, &scene.name).is_empty());
-    }
+    in_virtual_time(|| {
+        for wait in [Wait::Endless, Wait::No] {
+            let scene = Scene::posting();
+            scene.lock_and_post_release();
+            let next = scene.lock_with(wait).expect("a reply").expect("a lock");
+            scene.expect_events(["acquired", "released", "acquired"]);
+            scene.store.send_posted();
+            assert!(scene.is_held(), "the late release does not touch the new hold");
+            scene.unlock(&next.hold).expect("released");
+            scene.expect_events(["released"]);
+            assert!(scene.shared.names.debts(HoldKind::Lock, &scene.name).is_empty());
+        }
+    });
 }
 
 #[test]
 fn a_late_release_of_a_hold_that_was_looked_for_is_no_loss() {
-    let scene = Scene::posting();
-    scene.lock_and_post_release();
-    assert!(status::holder(&scene.shared, &scene.name).expect("a reply").is_none());
-    scene.store.send_posted();
-    scene.expect_events(["acquired", "released"]);
-    assert!(scene.events.is_empty());
+    in_virtual_time(|| {
+        let scene = Scene::posting();
+        scene.lock_and_post_release();
+        assert!(status::holder(&scene.shared, &scene.name).expect("a reply").is_none());
+        scene.store.send_posted();
+        scene.expect_events(["acquired", "released"]);
+        assert!(scene.events.is_empty());
+    });
 }
 
 #[test]
 fn a_release_that_another_thread_sends_as_well_finds_no_loss() {
-    let looks: [fn(&Scene); 2] = [
-        |scene| {
-            scene.store.set_outcomes(&[Outcome::ThenPosted]);
-            assert!(status::holder(&scene.shared, &scene.name).expect("a reply").is_none());
-        },
-        |scene| {
-            scene.store.set_outcomes(&[Outcome::Fine, Outcome::ThenPosted]);
-            assert!(scene.lock_with(Wait::No).expect("a reply").is_some());
-        },
-    ];
-    for look in looks {
-        let scene = Scene::posting();
-        scene.lock_and_post_release();
-        look(&scene);
-        scene.expect_events(["acquired", "released"]);
-        assert_eq!(scene.shared.stats().lost, 0);
-    }
+    in_virtual_time(|| {
+        let looks: [fn(&Scene); 2] = [
+            |scene| {
+                scene.store.set_outcomes(&[Outcome::ThenPosted]);
+                assert!(status::holder(&scene.shared, &scene.name).expect("a reply").is_none());
+            },
+            |scene| {
+                scene.store.set_outcomes(&[Outcome::Fine, Outcome::ThenPosted]);
+                assert!(scene.lock_with(Wait::No).expect("a reply").is_some());
+            },
+        ];
+        for look in looks {
+            let scene = Scene::posting();
+            scene.lock_and_post_release();
+            look(&scene);
+            scene.expect_events(["acquired", "released"]);
+            assert_eq!(scene.shared.stats().lost, 0);
+        }
+    });
 }
 
 #[test]
 fn a_hold_that_has_ended_is_reported_before_the_next_one() {
-    for wait in [Wait::Endless, Wait::No] {
-        let scene = Scene::posting();
-        scene.lock_and_post_release();
-        let Posted { hold, on_reply, .. } = scene.store.take_posted();
-        let reply = {
-            let (change, deadline) = (Change::RELEASE, Instant::now());
-            ask_one(&scene.store, HoldRequest { hold: &hold, change, deadline })
-        };
-        let next = scene.lock_with(wait).expect("a reply").expect("a lock");
-        on_reply(reply);
-        scene.unlock(&next.hold).expect("released");
-        scene.expect_events(["acquired", "released", "acquired", "released"]);
-    }
+    in_virtual_time(|| {
+        for wait in [Wait::Endless, Wait::No] {
+            let scene = Scene::posting();
+            scene.lock_and_post_release();
+            let Posted { hold, on_reply, .. } = scene.store.take_posted();
+            let reply = {
+                let (change, deadline) = (Change::RELEASE, now());
+                ask_one(&scene.store, HoldRequest { hold: &hold, change, deadline })
+            };
+            let next = scene.lock_with(wait).expect("a reply").expect("a lock");
+            on_reply(reply);
+            scene.unlock(&next.hold).expect("released");
+            scene.expect_events(["acquired", "released", "acquired", "released"]);
+        }
+    });
 }
 
 /// The next hold has shown that the earlier one is over, which is reported before its own
 /// beginning. The reply to the release comes later, and says that the server had forgotten it.
 #[test]
 fn an_unlock_tells_of_a_loss_that_nobody_could_report_in_time() {
-    let scene = Scene::posting();
-    let mine = scene.lock();
-    thread::scope(|scope| {
-        let next = scope.spawn(|| scene.lock());
+    in_virtual_time(|| {
+        let scene = Scene::posting();
+        let mine = scene.lock();
+        let next = scene.start(Scene::lock);
         eventually(|| scene.shared.stats().waiting == 1);
-        let (change, deadline) = (Change::RELEASE, Instant::now());
+        let (change, deadline) = (Change::RELEASE, now());
         let ended = HoldRequest { hold: &mine.hold.id, change, deadline };
         ask_one(&scene.store.inner, ended).expect("memory");
-        let unlocked = scope.spawn(|| scene.unlock(&mine.hold));
-        next.join().expect("no panic");
+        let unlocked = scene.start(move |scene| scene.unlock(&mine.hold));
+        next.join();
         scene.store.send_posted();
-        let unlocked = unlocked.join().expect("no panic");
+        let unlocked = unlocked.join();
         assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
+        scene.expect_events(["acquired", "something else", "released", "acquired"]);
     });
-    scene.expect_events(["acquired", "something else", "released", "acquired"]);
 }
 
 /// Even by one that has not joined the wait queue, or was behind another one.
 #[test]
 fn a_release_that_failed_is_repeated_by_whichever_thread_comes_next() {
-    let scene = Scene::posting();
-    scene.lock_and_post_release();
-    let Posted { on_reply, .. } = scene.store.take_posted();
-    scene.store.set_outcomes(&[Outcome::Slow(LEASE / 10)]);
-    thread::scope(|scope| {
-        let first = scope.spawn(|| scene.lock_with(Wait::Until(Instant::now())).is_ok());
+    in_virtual_time(|| {
+        let scene = Scene::posting();
+        scene.lock_and_post_release();
+        let Posted { on_reply, .. } = scene.store.take_posted();
+        scene.store.set_outcomes(&[Outcome::Slow(LEASE / 10)]);
+        let first = scene.start(|scene| scene.lock_with(Wait::Until(now())).is_ok());
         eventually(|| scene.store.outcomes.lock().is_empty());
         let second = scene.lock_with(Wait::No);
-        assert!(first.join().expect("no panic"));
+        assert!(first.join());
         let second = second.expect("a reply");
         drop(on_reply);
         assert!(second.is_some() || scene.is_held(), "one of them has the lock");
@@ -656,104 +720,114 @@ fn a_release_that_failed_is_repeated_by_whichever_thread_comes_next() {
 
 #[test]
 fn a_release_in_doubt_ends_the_next_call_with_its_failure() {
-    let scene = Scene::posting();
-    scene.lock_and_post_release();
-    let Posted { on_reply, .. } = scene.store.take_posted();
-    // The lock is held, and the repeated release fails.
-    scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostRequest].repeat(5));
-    let refused = scene.lock_with(Wait::No);
-    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
-    scene.store.outcomes.lock().clear();
-    scene.lock_with(Wait::No).expect("a reply").expect("a lock");
-    drop(on_reply);
+    in_virtual_time(|| {
+        let scene = Scene::posting();
+        scene.lock_and_post_release();
+        let Posted { on_reply, .. } = scene.store.take_posted();
+        // The lock is held, and the repeated release fails.
+        scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostRequest].repeat(5));
+        let refused = scene.lock_with(Wait::No);
+        assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+        scene.store.outcomes.lock().clear();
+        scene.lock_with(Wait::No).expect("a reply").expect("a lock");
+        drop(on_reply);
+    });
 }
 
 #[test]
 fn a_server_that_does_not_answer_a_release_is_no_other_holder() {
-    let scene = Scene::posting();
-    scene.lock_and_post_release();
-    let posted = scene.store.take_posted();
-    scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
-    let wait = Wait::Until(end_of(LEASE / 10));
-    let refused = scene.lock_with(wait);
-    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
-    drop(posted);
+    in_virtual_time(|| {
+        let scene = Scene::posting();
+        scene.lock_and_post_release();
+        let posted = scene.store.take_posted();
+        scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
+        let wait = Wait::Until(end_of(LEASE / 10));
+        let refused = scene.lock_with(wait);
+        assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+        drop(posted);
+    });
 }
 
 fn is_kept(scene: &Scene) -> bool {
-    let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
+    let holder = scene.store.inspect(&scene.name, now()).expect("memory");
     holder.is_some_and(|holder| holder.depth == 0)
 }
 
 #[test]
 fn a_dropped_hold_that_keeps_its_lock_is_reported_once() {
-    let mut scene = Scene::posting();
-    scene.options.hold_at_least = Some(LEASE * 10);
-    scene.lock_and_post_release();
-    assert!(scene.lock_with(Wait::No).expect("a reply").is_none());
-    assert!(is_kept(&scene), "the call has not met the hold itself");
-    scene.store.send_posted();
-    assert!(is_kept(&scene));
-    status::force_unlock(&scene.shared, &scene.name).expect("a reply");
-    scene.lock();
-    scene.expect_events(["acquired", "released", "something else", "acquired"]);
+    in_virtual_time(|| {
+        let mut scene = Scene::posting();
+        scene.options.hold_at_least = Some(LEASE * 10);
+        scene.lock_and_post_release();
+        assert!(scene.lock_with(Wait::No).expect("a reply").is_none());
+        assert!(is_kept(&scene), "the call has not met the hold itself");
+        scene.store.send_posted();
+        assert!(is_kept(&scene));
+        status::force_unlock(&scene.shared, &scene.name).expect("a reply");
+        scene.lock();
+        scene.expect_events(["acquired", "released", "something else", "acquired"]);
+    });
 }
 
 #[test]
 fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
-    let mut scene = Scene::new(LEASE * 10);
-    scene.options.hold_at_least = Some(LEASE * 10);
-    let level = scene.lock();
-    scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
-    let in_doubt = scene.unlock(&level.hold);
-    assert!(matches!(in_doubt, Err(Error::Unavailable { .. })), "{in_doubt:?}");
-    eventually(|| is_kept(&scene));
-    scene.store.outcomes.lock().clear();
+    in_virtual_time(|| {
+        let mut scene = Scene::new(LEASE * 10);
+        scene.options.hold_at_least = Some(LEASE * 10);
+        let level = scene.lock();
+        scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
+        let in_doubt = scene.unlock(&level.hold);
+        assert!(matches!(in_doubt, Err(Error::Unavailable { .. })), "{in_doubt:?}");
+        eventually(|| is_kept(&scene));
+        scene.store.outcomes.lock().clear();
 
-    // A lost hold frees its lock.
-    scene.name = Arc::from("lost");
-    scene.store.set_outcomes(&[Outcome::LostReply]);
-    let level = scene.lock();
-    scene.shared.reporter.lose(&level.hold);
-    scene.unlock(&level.hold).expect_err("lost");
-    eventually(|| !scene.is_held());
+        // A lost hold frees its lock.
+        scene.name = Arc::from("lost");
+        scene.store.set_outcomes(&[Outcome::LostReply]);
+        let level = scene.lock();
+        scene.shared.reporter.lose(&level.hold);
+        scene.unlock(&level.hold).expect_err("lost");
+        eventually(|| !scene.is_held());
+    });
 }
 
 /// Nobody has done what the lock was to stay taken for.
 #[test]
 fn a_lock_that_no_caller_got_does_not_stay_taken() {
-    let mut scene = Scene::new(LEASE * 10);
-    let canceller = Canceller::new();
-    scene.options.hold_at_least = Some(LEASE * 10);
-    scene.options.cancelled_by = Some(canceller.clone());
-    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
-    thread::scope(|scope| {
-        let call = scope.spawn(|| scene.lock_with(Wait::Endless));
+    in_virtual_time(|| {
+        let mut scene = Scene::new(LEASE * 10);
+        let canceller = Canceller::new();
+        scene.options.hold_at_least = Some(LEASE * 10);
+        scene.options.cancelled_by = Some(canceller.clone());
+        scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+        let call = scene.start(|scene| scene.lock_with(Wait::Endless));
         eventually(|| scene.store.outcomes.lock().is_empty());
         canceller.cancel();
-        let ended = call.join().expect("no panic").err();
+        let ended = call.join().err();
         assert!(matches!(ended, Some(Error::Cancelled { .. })), "{ended:?}");
+        let holder = || scene.store.inspect(&scene.name, now()).expect("memory");
+        eventually(|| holder().is_none());
     });
-    let holder = || scene.store.inspect(&scene.name, Instant::now()).expect("memory");
-    eventually(|| holder().is_none());
 }
 
 #[test]
 fn the_outcome_of_a_posted_release_is_reported() {
-    let scene = Scene::posting();
-    scene.lock_and_post_release();
-    scene.store.send_posted();
-    scene.expect_events(["acquired", "released"]);
-    scene.lock_and_post_release();
-    scene.store.set_outcomes(&[Outcome::LostRequest]);
-    scene.store.send_posted();
-    scene.expect_events(["acquired", "release failed"]);
-    eventually(|| !scene.is_held());
-    scene.lock_and_post_release();
-    scene.end_hold();
-    scene.store.send_posted();
-    scene.expect_events(["acquired", "lost"]);
-    eventually(|| scene.shared.names.debts(HoldKind::Lock, &scene.name).is_empty());
+    in_virtual_time(|| {
+        let scene = Scene::posting();
+        scene.lock_and_post_release();
+        scene.store.send_posted();
+        scene.expect_events(["acquired", "released"]);
+        scene.lock_and_post_release();
+        scene.store.set_outcomes(&[Outcome::LostRequest]);
+        scene.store.send_posted();
+        scene.expect_events(["acquired", "release failed"]);
+        eventually(|| !scene.is_held());
+        scene.lock_and_post_release();
+        scene.end_hold();
+        scene.store.send_posted();
+        scene.expect_events(["acquired", "lost"]);
+        eventually(|| scene.shared.names.debts(HoldKind::Lock, &scene.name).is_empty());
+    });
 }
 
 /// The memory of a lock that is only held. A client may have a million.
@@ -772,38 +846,41 @@ fn attempts(scene: &Scene) -> Attempts<'_> {
 
 #[test]
 fn a_pause_lasts_until_close_at_most() {
-    let scene = Scene::new(LEASE);
-    let begin = Instant::now();
-    let time = Duration::from_millis(20);
-    let before = attempts(&scene);
-    assert!(before.sleep(time, "x").is_ok() && begin.elapsed() >= time);
-    thread::scope(|scope| {
-        let sleeper = scope.spawn(|| before.sleep(LEASE * 100, "x"));
-        scene.shared.names.close();
-        let ended = sleeper.join().expect("no panic");
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        let begin = now();
+        let time = Duration::from_millis(20);
+        let before = attempts(&scene);
+        assert!(before.sleep(time, "x").is_ok() && elapsed(begin) >= time);
+        let closes = scene.start(|scene| scene.shared.names.close());
+        let ended = before.sleep(LEASE * 100, "x");
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        assert!(elapsed(begin) < LEASE * 100);
+        closes.join();
+        // What a guard asks for after that is asked as before.
+        let begin = now();
+        let after = attempts(&scene);
+        assert!(after.sleep(time, "x").is_ok() && elapsed(begin) >= time);
+        let ended = after.of_open_client().sleep(time, "x");
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
     });
-    assert!(begin.elapsed() < LEASE * 100);
-    // What a guard asks for after that is asked as before.
-    let begin = Instant::now();
-    let after = attempts(&scene);
-    assert!(after.sleep(time, "x").is_ok() && begin.elapsed() >= time);
-    let ended = after.of_open_client().sleep(time, "x");
-    assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
 }
 
 #[test]
 fn a_pause_lasts_until_it_is_cancelled_at_most() {
-    let scene = Scene::new(LEASE);
-    let canceller = Canceller::new();
-    let begin = Instant::now();
-    let sleep = || attempts(&scene).cancelled_by(Some(&canceller)).sleep(LEASE * 100, "x");
-    thread::scope(|scope| {
-        let sleeper = scope.spawn(sleep);
-        canceller.cancel();
-        let ended = sleeper.join().expect("no panic");
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE);
+        let canceller = Canceller::new();
+        let begin = now();
+        let sleep = || attempts(&scene).cancelled_by(Some(&canceller)).sleep(LEASE * 100, "x");
+        let cancels = start({
+            let canceller = canceller.clone();
+            move || canceller.cancel()
+        });
+        let ended = sleep();
         assert!(matches!(ended, Err(Error::Cancelled { .. })), "{ended:?}");
+        cancels.join();
+        assert!(matches!(sleep(), Err(Error::Cancelled { .. })), "cancelled before");
+        assert!(elapsed(begin) < LEASE * 100);
     });
-    assert!(matches!(sleep(), Err(Error::Cancelled { .. })), "cancelled before");
-    assert!(begin.elapsed() < LEASE * 100);
 }

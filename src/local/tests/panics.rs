@@ -3,9 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 
 use crate::base::clock::end_of;
+use crate::base::sync::in_virtual_time;
 use crate::local::acquire_all;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::protocol::call::Wait;
@@ -38,38 +38,44 @@ fn is_settled(scene: &Scene) -> bool {
 
 #[test]
 fn a_thread_that_waits_gets_the_lock_whose_release_has_panicked() {
-    for end in [drop_with_a_panic, unlock_with_a_panic] {
-        let scene = Scene::new(LEASE * 10);
-        let (first, waiting) = (scene.lock(), &scene);
-        thread::scope(|scope| {
+    in_virtual_time(|| {
+        for end in [drop_with_a_panic, unlock_with_a_panic] {
+            let scene = Scene::new(LEASE * 10);
+            let first = scene.lock();
             let wait = Wait::Until(end_of(LEASE * 30));
-            let waits = scope.spawn(move || waiting.lock_with(wait).map(|level| level.is_some()));
+            let waits =
+                scene.start(move |scene| scene.lock_with(wait).map(|level| level.is_some()));
             eventually(|| scene.shared.stats().waiting == 1);
             end_with_a_panic(&scene, &first.hold, end);
             eventually(|| waits.is_finished());
-            assert!(waits.join().expect("no panic").expect("a reply"));
-        });
-        assert_eq!(scene.shared.stats().held, 1);
-    }
+            assert!(waits.join().expect("a reply"));
+            assert_eq!(scene.shared.stats().held, 1);
+        }
+    });
 }
 
 #[test]
 fn a_lock_whose_release_has_panicked_is_released_in_the_background() {
-    for end in [drop_with_a_panic, unlock_with_a_panic] {
-        let scene = Scene::new(LEASE * 100);
-        end_with_a_panic(&scene, &scene.lock().hold, end);
-        eventually(|| !scene.is_held() && is_settled(&scene));
-        scene.expect_events(["acquired", "release failed"]);
-    }
+    in_virtual_time(|| {
+        for end in [drop_with_a_panic, unlock_with_a_panic] {
+            let scene = Scene::new(LEASE * 100);
+            end_with_a_panic(&scene, &scene.lock().hold, end);
+            eventually(|| !scene.is_held() && is_settled(&scene));
+            scene.expect_events(["acquired", "release failed"]);
+        }
+    });
 }
 
 #[test]
 fn a_call_for_several_locks_that_panics_leaves_none() {
-    let scene = Scene::new(LEASE * 100);
-    let names = [scene.name.clone(), Arc::from("other")];
-    scene.store.set_outcomes(&[Outcome::Fine, Outcome::Panic]);
-    let call = || acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
-    catch_unwind(AssertUnwindSafe(call)).expect_err("a panic");
-    eventually(|| !scene.is_held() && is_settled(&scene));
-    assert_eq!(scene.shared.stats().held, 0);
+    in_virtual_time(|| {
+        let scene = Scene::new(LEASE * 100);
+        let names = [scene.name.clone(), Arc::from("other")];
+        scene.store.set_outcomes(&[Outcome::Fine, Outcome::Panic]);
+        let call =
+            || acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
+        catch_unwind(AssertUnwindSafe(call)).expect_err("a panic");
+        eventually(|| !scene.is_held() && is_settled(&scene));
+        assert_eq!(scene.shared.stats().held, 0);
+    });
 }

@@ -1,15 +1,14 @@
 //! Wake-ups from other clients, for a waiting thread.
 
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-use crate::base::clock::end_of;
+use crate::base::clock::{end_of, now};
 use crate::base::failure::Failure;
+use crate::base::sync::{in_virtual_time, sleep};
 use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::local::hold_requests::Level;
 use crate::local::listener::tests::fake;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
@@ -44,7 +43,7 @@ impl Waiting {
             note: None,
             registration: Registration::None,
             echo: false,
-            deadline: Instant::now(),
+            deadline: now(),
         });
         assert!(matches!(held, Ok(AcquireReply::Acquired { .. })));
         Self { scene, wakes }
@@ -52,7 +51,7 @@ impl Waiting {
 
     fn release(&self) {
         let id = self.scene.id(0);
-        let (change, deadline) = (Change::RELEASE, Instant::now());
+        let (change, deadline) = (Change::RELEASE, now());
         let release = HoldRequest { hold: &id, change, deadline };
         ask_one(&self.scene.store.inner, release).expect("memory");
     }
@@ -71,90 +70,97 @@ impl Waiting {
 
     /// Waits for the lock, and runs `meanwhile` once the thread has found it held.
     fn wait(&self, meanwhile: impl FnOnce()) -> Result<Option<Level>> {
-        let scene = &self.scene;
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| scene.lock_with(Wait::Until(end_of(LONG))));
-            scene.events.iter().find(|event| matches!(event, Event::Contended { .. }));
-            meanwhile();
-            waits.join().expect("no panic")
-        })
+        let waits = self.scene.start(|scene| scene.lock_with(Wait::Until(end_of(LONG))));
+        self.scene.wait_until_contended();
+        meanwhile();
+        waits.join()
     }
 
     fn is_free(&self) -> bool {
         let Scene { store, name, .. } = &self.scene;
-        store.inspect(name, Instant::now()).expect("memory").is_none()
+        store.inspect(name, now()).expect("memory").is_none()
     }
 }
 
 #[test]
 fn a_wake_up_has_the_thread_try_again() {
-    let waiting = Waiting::new();
-    let level = waiting.wait(|| {
-        waiting.release();
-        waiting.wake();
+    in_virtual_time(|| {
+        let waiting = Waiting::new();
+        let level = waiting.wait(|| {
+            waiting.release();
+            waiting.wake();
+        });
+        let level = level.expect("a reply").expect("a lock");
+        assert!(!level.hold.may_begin);
+        assert!(waiting.scene.shared.is_held(&level.hold));
     });
-    let level = level.expect("a reply").expect("a lock");
-    assert!(!level.hold.may_begin);
-    assert!(waiting.scene.shared.is_held(&level.hold));
 }
 
 #[test]
 fn a_call_that_relies_on_messages_asks_soon_once_they_no_longer_arrive() {
-    let pause = Duration::from_millis(20);
-    let waiting = Waiting::with_pause(pause);
-    let requests = || waiting.scene.store.registrations.lock().len();
-    let tell = |wake| waiting.wakes.send(Ok(wake)).expect("the listener lives");
-    let level = waiting.wait(|| {
-        tell(Wake::Complete(true));
-        eventually(|| waiting.scene.shared.names.is_listening());
-        tell(Wake::Echo(waiting.scene.name.to_string()));
-        eventually(|| {
+    in_virtual_time(|| {
+        let pause = Duration::from_millis(20);
+        let waiting = Waiting::with_pause(pause);
+        let requests = || waiting.scene.store.registrations.lock().len();
+        let tell = |wake| waiting.wakes.send(Ok(wake)).expect("the listener lives");
+        let level = waiting.wait(|| {
+            tell(Wake::Complete(true));
+            eventually(|| waiting.scene.shared.names.is_listening());
+            tell(Wake::Echo(waiting.scene.name.to_string()));
+            eventually(|| {
+                let before = requests();
+                sleep(pause * 10);
+                requests() == before
+            });
             let before = requests();
-            thread::sleep(pause * 10);
-            requests() == before
+            tell(Wake::Complete(false));
+            eventually(|| requests() > before);
+            waiting.release();
         });
-        let before = requests();
-        tell(Wake::Complete(false));
-        eventually(|| requests() > before);
-        waiting.release();
+        level.expect("a reply").expect("a lock");
     });
-    level.expect("a reply").expect("a lock");
 }
 
 #[test]
 fn a_lost_request_to_leave_the_queue_is_repeated() {
-    let Waiting { scene, .. } = Waiting::new();
-    scene.store.loses_unregister.store(true, Ordering::SeqCst);
-    let left = scene.lock_with(Wait::Until(end_of(Duration::from_millis(50))));
-    assert!(left.expect("a reply").is_none());
-    let is_repeated = || scene.store.jobs.lock().contains(&Change::Unregister);
-    eventually(is_repeated);
+    in_virtual_time(|| {
+        let Waiting { scene, .. } = Waiting::new();
+        scene.store.loses_unregister.store(true, Ordering::SeqCst);
+        let left = scene.lock_with(Wait::Until(end_of(Duration::from_millis(50))));
+        assert!(left.expect("a reply").is_none());
+        let is_repeated = || scene.store.jobs.lock().contains(&Change::Unregister);
+        eventually(is_repeated);
+    });
 }
 
 #[test]
 fn a_request_after_a_wake_up_is_repeated_after_a_lost_reply() {
-    let waiting = Waiting::new();
-    let level = waiting.wait(|| {
-        waiting.release();
-        waiting.wake_with(&[Outcome::LostReply]);
-        waiting.wake();
+    in_virtual_time(|| {
+        let waiting = Waiting::new();
+        let level = waiting.wait(|| {
+            waiting.release();
+            waiting.wake_with(&[Outcome::LostReply]);
+            waiting.wake();
+        });
+        let level = level.expect("a reply").expect("a lock");
+        assert!(level.hold.may_begin);
     });
-    let level = level.expect("a reply").expect("a lock");
-    assert!(level.hold.may_begin);
 }
 
 #[test]
 fn a_request_after_a_wake_up_is_cleaned_up_when_the_thread_gets_no_reply() {
-    let waiting = Waiting::new();
-    let lost = waiting.wait(|| {
-        waiting.release();
-        let mut outcomes = [Outcome::LostRequest; 100];
-        outcomes[0] = Outcome::LostReply;
-        waiting.wake_with(&outcomes);
-        // An outcome is taken before the request is carried out.
-        eventually(|| !waiting.is_free());
-        waiting.scene.shared.close();
+    in_virtual_time(|| {
+        let waiting = Waiting::new();
+        let lost = waiting.wait(|| {
+            waiting.release();
+            let mut outcomes = [Outcome::LostRequest; 100];
+            outcomes[0] = Outcome::LostReply;
+            waiting.wake_with(&outcomes);
+            // An outcome is taken before the request is carried out.
+            eventually(|| !waiting.is_free());
+            waiting.scene.shared.close();
+        });
+        assert!(matches!(lost, Err(Error::Closed)), "{lost:?}");
+        eventually(|| waiting.is_free());
     });
-    assert!(matches!(lost, Err(Error::Closed)), "{lost:?}");
-    eventually(|| waiting.is_free());
 }
