@@ -442,13 +442,13 @@ impl Drop for Untold {
 pub(super) mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
+    use crate::base::sync::{Started, in_virtual_time, sleep, start};
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
     use crate::protocol::name::tests::Ending;
     use crate::protocol::name::tests::{granted, held, turn};
     use crate::protocol::steps::{Call, Input, Next, Outcome};
     use crate::protocol::tenure::Tenure;
-    use std::thread;
 
     const SOON: Duration = Duration::from_secs(10);
 
@@ -733,34 +733,40 @@ pub(super) mod tests {
         assert!(!names.has_missed_messages());
     }
 
+    /// Waits on another thread until the client has tried to listen.
+    fn wait_to_listen(names: &Arc<Names>) -> Started<()> {
+        let names = names.clone();
+        start(move || names.wait_to_listen(end_of(SOON * 6)))
+    }
+
     #[test]
     fn a_lock_is_not_kept_before_the_client_listens() {
-        let names = Names::default();
-        assert!(!names.is_listening() && !names.may_keep("x"));
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| names.wait_to_listen(end_of(SOON * 6)));
-            thread::sleep(Duration::from_millis(20));
+        in_virtual_time(|| {
+            let names = Arc::new(Names::default());
+            assert!(!names.is_listening() && !names.may_keep("x"));
+            let waits = wait_to_listen(&names);
+            sleep(Duration::from_millis(20));
             assert!(!waits.is_finished(), "it was not tried yet");
             names.set_listening(false);
-            waits.join().expect("no panic");
+            waits.join();
             assert!(!names.may_keep("x"), "the attempt has failed");
             names.set_listening(true);
             assert!(names.is_listening() && names.may_keep("x"));
+            let begin = clock::now();
+            names.wait_to_listen(end_of(SOON * 6));
+            assert!(clock::elapsed(begin) < SOON);
         });
-        let begin = Instant::now();
-        names.wait_to_listen(end_of(SOON * 6));
-        assert!(begin.elapsed() < SOON);
     }
 
     #[test]
     fn no_call_waits_for_a_closed_client_to_listen() {
-        let names = Names::default();
-        let begin = Instant::now();
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| names.wait_to_listen(end_of(SOON * 6)));
+        in_virtual_time(|| {
+            let names = Arc::new(Names::default());
+            let begin = clock::now();
+            let waits = wait_to_listen(&names);
             names.close();
-            waiting.join().expect("no panic");
+            waits.join();
+            assert!(clock::elapsed(begin) < SOON * 6);
         });
-        assert!(begin.elapsed() < SOON * 6);
     }
 }

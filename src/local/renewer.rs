@@ -356,7 +356,7 @@ mod tests {
     use super::*;
     use crate::base::clock::{elapsed, now};
     use crate::base::failure::FailureKind;
-    use crate::base::sync::{in_virtual_time, sleep};
+    use crate::base::sync::{self, in_virtual_time, sleep};
     use crate::config::LockOptions;
     use crate::local::renewer_thread::{NAP, start};
     use crate::local::reporter::Reporter;
@@ -826,22 +826,25 @@ mod tests {
 
     #[test]
     fn a_shutdown_waits_for_what_the_store_withdraws() {
-        let is_open = Arc::new(AtomicBool::new(true));
-        let (questions, asked) = unbounded();
-        let runner = Withdrawing { is_open: is_open.clone(), questions };
-        let reporter = started(Box::new(runner), Duration::from_secs(1));
-        let deadline = Instant::now() + LEASE * 1000;
-        let closes = is_open.clone();
-        let ended = reporter.renewer.end_all(deadline, || {
-            thread::spawn(move || {
-                asked.recv().expect("it asks");
-                asked.recv().expect("it asks again, so it has not answered");
-                closes.store(false, Ordering::SeqCst);
-                asked.iter().for_each(drop);
+        in_virtual_time(|| {
+            let is_open = Arc::new(AtomicBool::new(true));
+            let (questions, asked) = unbounded();
+            let runner = Withdrawing { is_open: is_open.clone(), questions };
+            let reporter = started(Box::new(runner), Duration::from_secs(1));
+            let deadline = end_of(LEASE * 1000);
+            let closes = is_open.clone();
+            let ended = reporter.renewer.end_all(deadline, || {
+                sync::start(move || {
+                    let next = || receive(&asked, end_of(LEASE * 1000));
+                    next().expect("it asks");
+                    next().expect("it asks again, so it has not answered");
+                    closes.store(false, Ordering::SeqCst);
+                    while next().is_ok() {}
+                });
             });
+            assert!(ended.is_ok() && now() < deadline);
+            assert!(!is_open.load(Ordering::SeqCst));
         });
-        assert!(ended.is_ok() && Instant::now() < deadline);
-        assert!(!is_open.load(Ordering::SeqCst));
     }
 
     #[test]
@@ -868,9 +871,9 @@ mod tests {
         }
 
         fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
-            thread::sleep(deadline.saturating_duration_since(Instant::now()));
+            sleep(deadline.saturating_duration_since(now()));
             let outcome = self.outcome.lock().clone();
-            let is_over = |job: &mut Job| outcome.is_some() || job.deadline <= Instant::now();
+            let is_over = |job: &mut Job| outcome.is_some() || job.deadline <= now();
             for job in self.jobs.lock().extract_if(.., is_over) {
                 let outcome = outcome.clone().unwrap_or_else(|| Err(no_reply()));
                 done(job.id, outcome.map(JobReply::from));
@@ -889,7 +892,7 @@ mod tests {
             reporter.report_acquired(&hold, &caller);
             reporter.begin_renewal(&hold);
             let over = reporter.end_signal(&hold);
-            let ended = reporter.renewer.end_all(Instant::now(), || {});
+            let ended = reporter.renewer.end_all(now(), || {});
             assert!(ended.is_err(), "it had no time");
             assert_over(&over, LEASE);
             assert_over(&reporter.end_signal(&hold), LEASE);
@@ -905,33 +908,39 @@ mod tests {
 
     #[test]
     fn a_shutdown_without_time_does_not_make_a_release_fail() {
-        let late = Late::default();
-        let reporter = late.shut_down(LEASE * 200);
-        eventually(LEASE * 20, || !late.jobs.lock().is_empty());
-        assert_eq!(counts(&reporter), (0, 0), "it was sent");
-        thread::scope(|scope| {
-            let patient = scope.spawn(|| reporter.renewer.end_all(end_of(LEASE * 50), || {}));
-            *late.outcome.lock() = Some(Ok(HoldReply::Done));
-            assert!(patient.join().expect("no panic").is_ok());
+        in_virtual_time(|| {
+            let late = Late::default();
+            let reporter = late.shut_down(LEASE * 200);
+            eventually(LEASE * 20, || !late.jobs.lock().is_empty());
+            assert_eq!(counts(&reporter), (0, 0), "it was sent");
+            let outcome = late.outcome.clone();
+            let answers = sync::start(move || *outcome.lock() = Some(Ok(HoldReply::Done)));
+            let ended = reporter.renewer.end_all(end_of(LEASE * 50), || {});
+            assert!(ended.is_ok());
+            answers.join();
+            assert_eq!(counts(&reporter), (1, 0));
         });
-        assert_eq!(counts(&reporter), (1, 0));
     }
 
     #[test]
     fn a_release_that_fails_after_all_shutdowns_is_reported() {
-        let late = Late::default();
-        let reporter = late.shut_down(LEASE * 200);
-        assert_eq!(counts(&reporter), (0, 0));
-        *late.outcome.lock() = Some(Err(no_reply()));
-        eventually(LEASE * 20, || counts(&reporter) == (0, 1));
+        in_virtual_time(|| {
+            let late = Late::default();
+            let reporter = late.shut_down(LEASE * 200);
+            assert_eq!(counts(&reporter), (0, 0));
+            *late.outcome.lock() = Some(Err(no_reply()));
+            eventually(LEASE * 20, || counts(&reporter) == (0, 1));
+        });
     }
 
     #[test]
     fn a_release_that_is_not_confirmed_when_the_client_ends_is_reported() {
-        let reporter = Late::default().shut_down(LEASE * 4);
-        let counters = reporter.counters.clone();
-        drop(reporter);
-        eventually(LEASE * 40, || counters.to_stats().failed_releases == 1);
+        in_virtual_time(|| {
+            let reporter = Late::default().shut_down(LEASE * 4);
+            let counters = reporter.counters.clone();
+            drop(reporter);
+            eventually(LEASE * 40, || counters.to_stats().failed_releases == 1);
+        });
     }
 
     #[test]
