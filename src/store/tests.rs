@@ -8,9 +8,10 @@ use crossbeam_channel::Receiver;
 use redis::ConnectionLike as _;
 
 use super::*;
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{Moment, elapsed, end_of, now};
 use crate::base::event_thread::Events;
 use crate::base::failure::FailureKind;
+use crate::base::sync::{in_virtual_time, sleep};
 use crate::config::Config;
 use crate::net::packed::{Arg, Request};
 use crate::net::server::ServerFactory;
@@ -239,8 +240,8 @@ fn release(store: &dyn Store, hold: &HoldId) -> Result<HoldReply, Failure> {
 fn eventually(mut happened: impl FnMut() -> bool) {
     let end = soon();
     while !happened() {
-        assert!(Instant::now() < end, "not in time");
-        thread::sleep(Duration::from_millis(1));
+        assert!(now() < end, "not in time");
+        sleep(Duration::from_millis(1));
     }
 }
 
@@ -270,7 +271,7 @@ fn run_jobs(jobs: &mut dyn JobRunner, changes: &[(HoldId, Change)]) -> Vec<Outco
     let mut outcomes = Vec::new();
     jobs.send(numbered.map(job).collect(), &mut |id, outcome| outcomes.push((id, outcome)));
     while outcomes.len() < changes.len() {
-        assert!(Instant::now() < end, "{} outcomes", outcomes.len());
+        assert!(now() < end, "{} outcomes", outcomes.len());
         jobs.collect(end, &mut |id, outcome| outcomes.push((id, outcome)));
     }
     outcomes.sort_by_key(|(id, _)| *id);
@@ -281,7 +282,9 @@ fn run_jobs(jobs: &mut dyn JobRunner, changes: &[(HoldId, Change)]) -> Vec<Outco
 macro_rules! stores {
     ($($behaviour:ident),+ $(,)?) => {
         mod on_memory {
-            $(#[test] fn $behaviour() { super::$behaviour(&super::Memory::default()); })+
+            $(#[test] fn $behaviour() {
+                super::in_virtual_time(|| super::$behaviour(&super::Memory::default()));
+            })+
         }
         mod on_redis {
             use super::process::Server;
@@ -476,7 +479,7 @@ fn keep(store: &dyn Store, hold: &HoldId, time: Duration) -> Result<HoldReply, F
 }
 
 fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
-    let (time, begin) = (Duration::from_millis(500), Instant::now());
+    let (time, begin) = (Duration::from_millis(500), now());
     let fence = must_acquire(store, &hold(1));
     assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Done));
     let reply = acquire(store, &hold(2), Registration::None);
@@ -494,7 +497,7 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
         }
         next.is_some()
     });
-    assert!(begin.elapsed() >= time);
+    assert!(elapsed(begin) >= time);
     assert!(next > Some(fence));
     assert_eq!(keep(store, &hold(1), LEASE).ok(), Some(HoldReply::Gone));
     assert_eq!(depth(store), Some(1));
@@ -546,7 +549,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
             deadline: soon(),
         });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
-        thread::sleep(short + Duration::from_millis(5));
+        sleep(short + Duration::from_millis(5));
     };
     begin(1);
     assert_eq!(depth(store), None);

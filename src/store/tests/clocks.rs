@@ -13,7 +13,9 @@ const BACK: Duration = Duration::from_secs(60 * 60);
 macro_rules! stores {
     ($($behaviour:ident),+ $(,)?) => {
         mod in_memory {
-            $(#[test] fn $behaviour() { super::$behaviour(&super::MemoryServer::default()); })+
+            $(#[test] fn $behaviour() {
+                super::in_virtual_time(|| super::$behaviour(&super::MemoryServer::default()));
+            })+
         }
         mod on_redis {
             $(#[test] fn $behaviour() { super::$behaviour(&super::Server::redis()); })+
@@ -100,14 +102,14 @@ fn a_released_lock_stays_taken_for_no_longer_than_its_owner_says(host: &impl Hos
         host.set_back(BACK);
         let holder = store.inspect("lock", soon()).expect("a reply").expect("it is taken");
         assert!(holder.remaining <= time * 2 && holder.depth == 0, "{holder:?}");
-        let begin = Instant::now();
+        let begin = now();
         assert!(left(&store, HoldKind::Lock) <= time * 2);
         eventually(|| {
             let next = of(HoldKind::Lock, "next");
             let reply = acquire(&store, &next, Registration::None).expect("a reply");
             matches!(reply, AcquireReply::Acquired { .. })
         });
-        assert!(begin.elapsed() >= time);
+        assert!(elapsed(begin) >= time);
         release(&store, &of(HoldKind::Lock, "next")).expect("a reply");
     }
 }

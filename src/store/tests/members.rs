@@ -13,8 +13,12 @@ const SHORT: Duration = Duration::from_millis(600);
 macro_rules! stores {
     ($($alone:ident),+; $($several:ident),+; $($together:ident),+ $(,)?) => {
         mod in_memory {
-            $(#[test] fn $alone() { super::$alone(&super::Memory::default()); })+
-            $(#[test] fn $several() { super::$several(&super::MemoryServer::default()); })+
+            $(#[test] fn $alone() {
+                super::in_virtual_time(|| super::$alone(&super::Memory::default()));
+            })+
+            $(#[test] fn $several() {
+                super::in_virtual_time(|| super::$several(&super::MemoryServer::default()));
+            })+
         }
         mod on_redis {
             $(#[test] fn $alone() { super::$alone(&super::single(&super::Server::redis())); })+
@@ -215,9 +219,9 @@ fn a_renewal_never_revives_a_hold(store: &dyn Store) {
     for kind in [Read, Write, Permit { of: 2 }] {
         briefly(store, &of(kind, 1));
         assert_eq!(renew(store, &of(kind, 1), SHORT * 2), HoldReply::Done);
-        thread::sleep(SHORT);
+        sleep(SHORT);
         assert_eq!(renew(store, &of(kind, 1), SHORT), HoldReply::Done);
-        thread::sleep(SHORT * 2);
+        sleep(SHORT * 2);
         assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Gone);
         assert!(tries(store, &of(kind, 2)));
         release(store, &of(kind, 2));
@@ -501,7 +505,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &impl Host) {
     let reply = ask(&store, &by("alive", Write, 1), Registration::Registered);
     let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
     assert!(left <= Duration::from_millis(200), "it learns when the offer is over: {left:?}");
-    thread::sleep(left);
+    sleep(left);
     eventually(|| takes_its_turn(&store, &by("alive", Write, 1)));
     assert_eq!(queue(process), [""; 0]);
     release(&store, &by("alive", Write, 1));

@@ -8,19 +8,24 @@ use crate::config::callbacks::{Credentials, CredentialsCallback};
 
 const WAITING: &str = "leasehold:queue:{lock:lock}";
 
-/// Makes a test module per server: of the tests that need only its locks, and of those that look
-/// into Redis or need clients without a listener.
+/// Makes a test module per server: of the tests that need only its locks, also in real time, and of
+/// those that look into Redis or need clients without a listener.
 macro_rules! servers {
-    ($($common:ident),+; $($behaviour:ident),+ $(,)?) => {
+    ($($common:ident),+; $($real:ident),+; $($behaviour:ident),+ $(,)?) => {
         mod in_memory {
-            $(#[test] fn $common() { super::$common(&super::MemoryServer::default()); })+
+            $(#[test] fn $common() {
+                super::in_virtual_time(|| super::$common(&super::MemoryServer::default()));
+            })+
+            $(#[test] fn $real() { super::$real(&super::MemoryServer::default()); })+
         }
         mod on_redis {
             $(#[test] fn $common() { super::$common(&super::Server::redis()); })+
+            $(#[test] fn $real() { super::$real(&super::Server::redis()); })+
             $(#[test] fn $behaviour() { super::$behaviour(&super::Server::redis()); })+
         }
         mod on_valkey {
             $(#[test] fn $common() { super::$common(&super::Server::valkey()); })+
+            $(#[test] fn $real() { super::$real(&super::Server::valkey()); })+
             $(#[test] fn $behaviour() { super::$behaviour(&super::Server::valkey()); })+
         }
     };
@@ -38,7 +43,7 @@ servers!(
     a_hold_that_gets_another_level_is_watched_as_before,
     an_offer_is_taken_by_any_thread_of_its_client,
     what_is_offered_to_a_client_that_leaves_goes_to_the_next,
-    an_echo_is_sent_to_who_is_told_when_a_hold_ends,
+    an_echo_is_sent_to_who_is_told_when_a_hold_ends;
     a_long_wait_takes_no_processor_time;
     waiting_clients_are_in_the_order_of_arrival,
     the_list_of_waiting_clients_never_lasts_for_ever,
@@ -197,7 +202,7 @@ fn a_release_wakes_the_client_that_has_waited_longest(process: &impl Host) {
     let (mut first, mut second) = (listen(&store, "first"), listen(&store, "second"));
     must_acquire(&store, &hold(1));
     register(&store, "first");
-    thread::sleep(Duration::from_millis(2));
+    sleep(Duration::from_millis(2));
     register(&store, "second");
     release(&store, &hold(1));
     assert_eq!(next(&mut *first), woken());
@@ -576,7 +581,7 @@ fn what_is_offered_to_a_client_that_leaves_goes_to_the_next(process: &impl Host)
     let [mut first, mut second] = ["a", "b"].map(|client| listen(&store, client));
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    thread::sleep(Duration::from_millis(2));
+    sleep(Duration::from_millis(2));
     register(&store, "b");
     release(&store, &hold(1));
     assert_eq!([next(&mut *first), next(&mut *second)], [woken(), woken()]);
@@ -672,7 +677,7 @@ fn a_released_lock_is_offered_to_the_client_that_has_waited_longest(process: &im
     let _wakeups = ["a", "b"].map(|client| listen(&store, client));
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    thread::sleep(Duration::from_millis(2));
+    sleep(Duration::from_millis(2));
     register(&store, "b");
     release(&store, &hold(1));
     assert_eq!(holder(&store), None, "an offer is no hold");
@@ -701,7 +706,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &impl Host) {
     must_acquire(&store, &hold(1));
     for client in ["stopped", "late"] {
         register(&store, client);
-        thread::sleep(Duration::from_millis(2));
+        sleep(Duration::from_millis(2));
     }
     for left in [&["late"][..], &[]] {
         release(&store, &hold(1));

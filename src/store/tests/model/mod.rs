@@ -337,7 +337,9 @@ fn requests_of_clients_that_wait_get_the_same_replies(process: &Server) {
 macro_rules! stores {
     ($($compared:ident),+; $($found:ident),+ $(,)?) => {
         mod in_memory {
-            $(#[test] fn $found() { super::$found(&super::Memory::default()); })+
+            $(#[test] fn $found() {
+                super::in_virtual_time(|| super::$found(&super::Memory::default()));
+            })+
         }
         mod on_redis {
             $(#[test] fn $compared() { super::$compared(&super::Server::redis()); })+
@@ -441,7 +443,7 @@ fn the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while(store: &dyn Sto
     for first in &mut wakeups[..2] {
         assert!(matches!(first.next(soon()), Some(Ok(Wake::Lock(_)))));
     }
-    assert!(wakeups[2].next(Instant::now() + Duration::from_millis(50)).is_none());
+    assert!(wakeups[2].next(end_of(Duration::from_millis(50))).is_none());
 }
 
 fn a_late_repeat_of_a_set_finds_no_hold_that_has_ended(store: &dyn Store) {
@@ -483,11 +485,11 @@ fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(s
     });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     assert!(is_held(&acquire(store, &writer, Registration::IfHeld)));
-    thread::sleep(lease);
+    sleep(lease);
     eventually(|| {
         acquire(store, &HoldId { nonce: 3, ..reader.clone() }, Registration::IfHeld)
             .expect("a reply");
-        wakeups.next(Instant::now()).is_some()
+        wakeups.next(now()).is_some()
     });
 }
 
@@ -512,7 +514,7 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
         });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
         assert!(is_held(&acquire(store, &of(before, 2), Registration::IfHeld)), "{before:?}");
-        thread::sleep(lease + Duration::from_millis(50));
+        sleep(lease + Duration::from_millis(50));
         must_acquire(store, &ben(after, 3));
         assert_eq!(release(store, &ben(after, 3)).ok(), Some(HoldReply::Done));
         let told = wakeups.next(soon());
@@ -547,7 +549,7 @@ fn a_request_for_several_permits_gets_none_that_another_client_waits_for(store: 
     }
     // One is offered to the first client, and the other is free when its lease is over.
     assert_eq!(release(store, &permit(&ben, 1)).ok(), Some(HoldReply::Done));
-    thread::sleep(lease);
+    sleep(lease);
     let (holds, lease) = ([permit(&anna, 3), permit(&anna, 4)], LEASE);
     let (registration, deadline) = (Registration::Registered, soon());
     let reply = store.acquire(Acquire {

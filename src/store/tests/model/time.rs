@@ -68,7 +68,7 @@ impl Time for InMemory {
     fn messages(&self) -> Vec<String> {
         let mut messages = Vec::new();
         for (wakeups, label) in self.wakeups.lock().iter_mut().zip(CLIENTS) {
-            while let Some(wake) = wakeups.next(Instant::now()) {
+            while let Some(wake) = wakeups.next(now()) {
                 messages.push(match wake.expect("a message") {
                     Wake::Ended { name, nonce } => {
                         format!("{label}: leasehold:ended:{nonce:x}:{}", lock_key(&name))
