@@ -114,43 +114,46 @@ impl Drop for CancellableWait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::sync::{in_virtual_time, start, yield_now};
     use crate::client::Client;
-    use std::thread;
     use std::time::Duration;
 
     #[test]
     fn no_call_leaves_an_entry() {
-        const BRIEF: Duration = Duration::from_millis(2);
-        let (client, canceller) = (Client::in_memory(), Canceller::new());
-        let entries = || canceller.0.waits.lock().ends.len();
-        let held = client.lock_all(["a", "c"]).expect("it is free");
-        let permit = client.semaphore("p", 1).acquire().expect("it is free");
-        let writer = client.rw_lock("w").write().expect("it is free");
-        let mutex = client.mutex("a").cancelled_by(&canceller);
-        let set = client.multi_mutex(["b", "c"]).cancelled_by(&canceller);
-        let semaphore = client.semaphore("p", 1).cancelled_by(&canceller);
-        let rw_lock = client.rw_lock("w").cancelled_by(&canceller);
-        for _ in 0..3 {
-            let failed = [
-                mutex.try_lock().map(|guard| guard.is_none()),
-                mutex.try_lock_for(BRIEF).map(|guard| guard.is_none()),
-                set.try_lock_for(BRIEF).map(|guard| guard.is_none()),
-                semaphore.try_acquire_for(BRIEF).map(|permit| permit.is_none()),
-                rw_lock.try_read_for(BRIEF).map(|guard| guard.is_none()),
-            ];
-            assert!(failed.iter().all(|is_none| matches!(is_none, Ok(true))), "{failed:?}");
-            assert_eq!(entries(), 0, "after calls that got nothing");
-        }
-        thread::scope(|scope| {
-            let waiter = scope.spawn(|| mutex.lock().map(drop));
+        in_virtual_time(|| {
+            const BRIEF: Duration = Duration::from_millis(2);
+            let (client, canceller) = (Client::in_memory(), Canceller::new());
+            let entries = || canceller.0.waits.lock().ends.len();
+            let held = client.lock_all(["a", "c"]).expect("it is free");
+            let permit = client.semaphore("p", 1).acquire().expect("it is free");
+            let writer = client.rw_lock("w").write().expect("it is free");
+            let mutex = client.mutex("a").cancelled_by(&canceller);
+            let set = client.multi_mutex(["b", "c"]).cancelled_by(&canceller);
+            let semaphore = client.semaphore("p", 1).cancelled_by(&canceller);
+            let rw_lock = client.rw_lock("w").cancelled_by(&canceller);
+            for _ in 0..3 {
+                let failed = [
+                    mutex.try_lock().map(|guard| guard.is_none()),
+                    mutex.try_lock_for(BRIEF).map(|guard| guard.is_none()),
+                    set.try_lock_for(BRIEF).map(|guard| guard.is_none()),
+                    semaphore.try_acquire_for(BRIEF).map(|permit| permit.is_none()),
+                    rw_lock.try_read_for(BRIEF).map(|guard| guard.is_none()),
+                ];
+                assert!(failed.iter().all(|is_none| matches!(is_none, Ok(true))), "{failed:?}");
+                assert_eq!(entries(), 0, "after calls that got nothing");
+            }
+            let waiter = start({
+                let mutex = mutex.clone();
+                move || mutex.lock().map(drop)
+            });
             while entries() == 0 {
-                thread::yield_now();
+                yield_now();
             }
             drop(held);
-            waiter.join().expect("no panic").expect("it is free");
+            waiter.join().expect("it is free");
+            drop((permit, writer));
+            set.lock().expect("it is free").unlock().expect("it is held");
+            assert_eq!(entries(), 0, "after calls that got their locks");
         });
-        drop((permit, writer));
-        set.lock().expect("it is free").unlock().expect("it is held");
-        assert_eq!(entries(), 0, "after calls that got their locks");
     }
 }

@@ -1,12 +1,12 @@
 //! Callers that share an answer, and functions that hang or panic.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use crossbeam_channel::Sender;
 
 use super::*;
 use crate::base::clock::end_of;
+use crate::base::sync::{Started, in_virtual_time, start, yield_now};
 
 const SOON: Duration = Duration::from_secs(5);
 const AT_ONCE: Duration = Duration::from_millis(20);
@@ -25,7 +25,8 @@ impl Scene {
         let count = begun.clone();
         let calls = SharedCalls::new("test", "a test", move |_: &&str| {
             count.fetch_add(1, Ordering::SeqCst);
-            from_test.recv().expect("an answer")
+            // Nobody wants it after the test.
+            receive(&from_test, end_of(Duration::MAX)).unwrap_or_default()
         });
         Self { calls, answers, begun }
     }
@@ -37,7 +38,7 @@ impl Scene {
     /// Waits until exactly this many calls have begun.
     fn await_calls(&self, count: usize, why: &str) {
         while self.begun.load(Ordering::SeqCst) < count {
-            thread::yield_now();
+            yield_now();
         }
         assert_eq!(self.begun.load(Ordering::SeqCst), count, "{why}");
     }
@@ -51,69 +52,77 @@ impl Scene {
 
 #[test]
 fn callers_with_the_same_argument_share_a_call() {
-    let scene = Scene::new();
-    thread::scope(|scope| {
-        let callers = [(); 8].map(|()| scope.spawn(|| scene.call(SOON)));
+    in_virtual_time(|| {
+        let scene = Arc::new(Scene::new());
+        let callers = [(); 8].map(|()| {
+            let scene = scene.clone();
+            start(move || scene.call(SOON))
+        });
         let sharers = || {
             let calls = scene.calls.calls.lock();
             calls.first().map_or(0, |call| Arc::strong_count(&call.answer))
         };
         while sharers() < 2 + callers.len() {
-            thread::yield_now();
+            yield_now();
         }
         scene.answer(1);
-        for caller in callers {
-            assert_eq!(caller.join().expect("no panic"), Some(1));
-        }
+        assert_eq!(callers.map(Started::join), [Some(1); 8]);
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
+        scene.answer(2);
+        assert_eq!(scene.call(SOON), Some(2), "a new call");
+        assert!(scene.calls.calls.lock().is_empty());
     });
-    assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
-    scene.answer(2);
-    assert_eq!(scene.call(SOON), Some(2), "a new call");
-    assert!(scene.calls.calls.lock().is_empty());
 }
 
 #[test]
 fn an_answer_that_comes_too_late_serves_the_next_caller() {
-    let scene = Scene::new();
-    for _ in 0..3 {
-        assert_eq!(scene.call(AT_ONCE), None);
-    }
-    scene.answer(1);
-    assert_eq!(scene.call(SOON), Some(1));
-    assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
+    in_virtual_time(|| {
+        let scene = Scene::new();
+        for _ in 0..3 {
+            assert_eq!(scene.call(AT_ONCE), None);
+        }
+        scene.answer(1);
+        assert_eq!(scene.call(SOON), Some(1));
+        assert_eq!(scene.begun.load(Ordering::SeqCst), 1);
+    });
 }
 
 #[test]
 fn a_call_that_never_returns_is_followed_by_one_more() {
-    let mut scene = Scene::new();
-    assert_eq!(scene.call(AT_ONCE), None);
-    assert_eq!(scene.call(AT_ONCE), None);
-    scene.await_calls(1, "it may just be slow");
-    scene.calls.slow_after = Duration::ZERO;
-    for _ in 0..3 {
+    in_virtual_time(|| {
+        let mut scene = Scene::new();
         assert_eq!(scene.call(AT_ONCE), None);
-    }
-    scene.await_calls(2, "two at once at most");
-    // The answer is found, whichever of the two has it.
-    scene.answer(1);
-    while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
-        thread::yield_now();
-    }
-    assert_eq!(scene.call(SOON), Some(1));
-    assert_eq!(scene.call(AT_ONCE), None);
-    scene.await_calls(3, "beside the one that has not returned");
+        assert_eq!(scene.call(AT_ONCE), None);
+        scene.await_calls(1, "it may just be slow");
+        scene.calls.slow_after = Duration::ZERO;
+        for _ in 0..3 {
+            assert_eq!(scene.call(AT_ONCE), None);
+        }
+        scene.await_calls(2, "two at once at most");
+        // The answer is found, whichever of the two has it.
+        scene.answer(1);
+        while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
+            yield_now();
+        }
+        assert_eq!(scene.call(SOON), Some(1));
+        assert_eq!(scene.call(AT_ONCE), None);
+        scene.await_calls(3, "beside the one that has not returned");
+    });
 }
 
 #[test]
 fn a_call_does_not_delay_one_with_another_argument() {
-    let calls = SharedCalls::new("test", "a test", |name: &&str| match *name {
-        "slow" => loop {
-            thread::park();
-        },
-        _ => 1,
+    in_virtual_time(|| {
+        let (_lives, end) = bounded::<Infallible>(0);
+        let calls = SharedCalls::new("test", "a test", move |name: &&str| {
+            if *name == "slow" {
+                receive(&end, end_of(Duration::MAX)).expect_err("nothing is sent");
+            }
+            1
+        });
+        calls.call(&"slow", end_of(AT_ONCE)).expect_err("it does not return before the test");
+        assert!(matches!(calls.call(&"quick", end_of(SOON)), Ok(1)));
     });
-    calls.call(&"slow", end_of(AT_ONCE)).expect_err("it never returns");
-    assert!(matches!(calls.call(&"quick", end_of(SOON)), Ok(1)));
 }
 
 #[test]

@@ -233,6 +233,7 @@ mod tests {
 
     use crate::base::event_thread::Events;
     use crate::base::failure::FailureKind;
+    use crate::base::sync::{in_virtual_time, sleep};
     use crate::config::Config;
     use crate::net::server::ServerFactory;
     use crate::store::hold_id::{HoldId, HoldKind};
@@ -313,21 +314,21 @@ mod tests {
 
     #[test]
     fn a_client_that_was_told_too_soon_is_told_again_by_a_majority() {
-        let mut wakeups = wakeups();
-        let peers = wakeups.peers();
-        let name = || Wake::Lock("a".into());
-        assert_eq!(wakeups.receive(&peers[0], name()), None);
-        let due = wakeups.next_look().expect("it is told alone");
-        while clock::now() < due {
-            std::thread::yield_now();
-        }
-        assert_eq!(wakeups.take_due(), Some(name()));
-        assert_eq!((wakeups.take_due(), wakeups.next_look()), (None, None));
-        let told = wakeups.receive(&peers[1], name()).or_else(|| wakeups.take_due());
-        assert_eq!(told, Some(name()));
-        // The last one belongs to the same release.
-        assert_eq!(wakeups.receive(&peers[2], name()), None);
-        assert_eq!(wakeups.take_due(), None);
+        in_virtual_time(|| {
+            let mut wakeups = wakeups();
+            let peers = wakeups.peers();
+            let name = || Wake::Lock("a".into());
+            assert_eq!(wakeups.receive(&peers[0], name()), None);
+            let due = wakeups.next_look().expect("it is told alone");
+            sleep(due.saturating_duration_since(clock::now()));
+            assert_eq!(wakeups.take_due(), Some(name()));
+            assert_eq!((wakeups.take_due(), wakeups.next_look()), (None, None));
+            let told = wakeups.receive(&peers[1], name()).or_else(|| wakeups.take_due());
+            assert_eq!(told, Some(name()));
+            // The last one belongs to the same release.
+            assert_eq!(wakeups.receive(&peers[2], name()), None);
+            assert_eq!(wakeups.take_due(), None);
+        });
     }
 
     #[test]
