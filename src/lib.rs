@@ -269,7 +269,7 @@ pub use guards::mutex::{Guard, Mutex, OwnedGuard};
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
-pub use local::overview::{HeldLock, WaitingCall};
+pub use local::status::{HeldLock, WaitingCall};
 pub use stats::Stats;
 pub use store::hold_id::HeldAs;
 pub use store::memory::memory_server::MemoryServer;

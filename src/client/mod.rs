@@ -19,9 +19,9 @@ use crate::guards::multi_mutex::{MultiGuard, MultiMutex};
 use crate::guards::mutex::{Guard, Mutex, OwnedGuard};
 use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
-use crate::local::overview::{HeldLock, WaitingCall};
 use crate::local::shared::Shared;
-use crate::local::{adoption, overview, release, status};
+use crate::local::status::{HeldLock, WaitingCall};
+use crate::local::{adoption, release, status};
 use crate::stats::Stats;
 use crate::ticket::Ticket;
 
@@ -468,7 +468,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn holds(&self) -> Vec<HeldLock> {
-        overview::holds(&self.shared)
+        status::holds(&self.shared)
     }
 
     /// Returns the calls of this client that are waiting for or trying to acquire locks, each with
@@ -476,7 +476,7 @@ impl Client {
     /// server. Empty in a forked child.
     #[must_use]
     pub fn waits(&self) -> Vec<WaitingCall> {
-        overview::waits(&self.shared)
+        status::waits(&self.shared)
     }
 
     /// Returns the ten names that the most threads of this client are waiting for or trying to

@@ -14,7 +14,6 @@ pub(crate) mod listener;
 mod looks;
 pub(crate) mod names;
 pub(crate) mod outage_log;
-pub(crate) mod overview;
 pub(crate) mod parker;
 pub(crate) mod release;
 pub(crate) mod renewer;

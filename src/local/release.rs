@@ -6,7 +6,7 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::error::Result;
@@ -43,7 +43,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     let mut result = Ok(());
     let mut releases = Releases::new(shared);
     for hold in holds {
-        match end_locally(shared, hold, hands_off) {
+        match end_locally(shared, hold, HoldInput::End { hands_off }) {
             Ending::GoesOn => {}
             Ending::Lost => finish(&mut result, hold, Err(HoldFailure::of(hold))),
             Ending::Released { is_awaited } => releases.add(hold, is_awaited),
@@ -111,23 +111,23 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     release_unawaited(shared, holds, None);
 }
 
-/// Releases what a call has acquired and gives up on its way: it does not wait for that. Its lock
-/// does not stay taken, because nobody has done what that was for.
+/// Releases what a call has acquired and gives up on its way: it does not wait for that.
 pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
-    for hold in holds {
-        hold.free_at_once();
-    }
-    release_unawaited(shared, holds, Some(caller.write_by(clock::now())));
+    release_unawaited(shared, holds, Some(caller));
 }
 
-/// Releases holds with one level each, and does not wait for the replies; to write the requests no
-/// longer than until `write_by`.
-fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Instant>) {
+/// Releases holds with one level each, and does not wait for the replies. A caller that does not
+/// get what it has called for does not wait long to write the requests either.
+fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], given_back_by: Option<&Caller>) {
     let mut releases = Releases::new(shared);
     let mut spans = Vec::new();
     for hold in holds {
+        let input = match given_back_by {
+            Some(_) => HoldInput::GiveBack,
+            None => HoldInput::End { hands_off: true },
+        };
         // All of them before the first request: the holds of a set end together here.
-        match end_locally(shared, hold, true) {
+        match end_locally(shared, hold, input) {
             Ending::GoesOn => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => releases.add(hold, is_awaited),
@@ -135,7 +135,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
         spans.extend(hold.span.take().map(|span| (span, hold)));
     }
     // Requests of the next calls go out behind the releases.
-    releases.post(write_by);
+    releases.post(given_back_by.map(|caller| caller.write_by(clock::now())));
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
         span.close(hold.is_lost(Moment::now()));
@@ -155,10 +155,10 @@ enum Ending {
 
 /// Ends a hold in this process: from here on it is not renewed, or it is another thread's if it was
 /// handed off. What was lost does not exist any more, or is being cleaned up.
-fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
+fn end_locally(shared: &Shared, hold: &Arc<Hold>, input: HoldInput<'_>) -> Ending {
     // First: from here on a call of this thread waits like any other.
     shared.held_locks.remove(hold);
-    let (is_in_time, actions) = shared.reporter.begin_step(hold, HoldInput::End { hands_off });
+    let (is_in_time, actions) = shared.reporter.begin_step(hold, input);
     if !is_in_time {
         // The thread that reports a loss lets the next waiter try.
         shared.reporter.expire(hold);

@@ -24,6 +24,8 @@ pub(crate) const TOGETHER: u32 = 64;
 /// Deadlines of tenures that are over.
 const LOST: u64 = 0;
 const ENDED: u64 = 1;
+/// Ended without a caller that has had the hold.
+const UNUSED: u64 = 2;
 
 /// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
@@ -62,7 +64,7 @@ struct RareTerms {
     /// When the tenure is lost, however often it is renewed.
     age_limit: Moment,
     /// Until when the lock stays taken, however early the hold is released.
-    taken_until: AtomicU64,
+    taken_until: Moment,
     note: Option<Arc<str>>,
 }
 
@@ -97,7 +99,7 @@ impl Hold {
         let rare = RareTerms {
             max_hold: terms.max_hold,
             age_limit: terms.max_hold.map_or(Moment::NEVER, |max_hold| sent.after(max_hold)),
-            taken_until: AtomicU64::new(taken_until.0),
+            taken_until,
             note: note.clone(),
         };
         Self {
@@ -138,12 +140,7 @@ impl Hold {
 
     /// Lets the lock of a debt stay taken until then, however early that is paid.
     pub(crate) fn that_stays_taken(self, taken_until: Moment) -> Self {
-        let rare = RareTerms {
-            max_hold: None,
-            age_limit: Moment::NEVER,
-            taken_until: AtomicU64::new(taken_until.0),
-            note: None,
-        };
+        let rare = RareTerms { max_hold: None, age_limit: Moment::NEVER, taken_until, note: None };
         Self { rare: Some(Box::new(rare)), ..self }
     }
 
@@ -166,18 +163,11 @@ impl Hold {
     }
 
     /// Returns until when the lock stays taken, however early the hold is released. A lost lock
-    /// does not.
+    /// does not, nor one that no caller has had.
     pub(crate) fn taken_until(&self) -> Moment {
         match &self.rare {
-            Some(rare) if self.load() != LOST => Moment(rare.taken_until.load(Ordering::Relaxed)),
+            Some(rare) if !matches!(self.load(), LOST | UNUSED) => rare.taken_until,
             _ => Moment::FIRST,
-        }
-    }
-
-    /// Lets the lock be free as soon as the hold is released, because no caller has had it.
-    pub(crate) fn free_at_once(&self) {
-        if let Some(rare) = &self.rare {
-            rare.taken_until.store(Moment::FIRST.0, Ordering::Relaxed);
         }
     }
 
@@ -252,7 +242,7 @@ impl Hold {
 
     /// Returns `true` if the tenure was neither ended nor found lost.
     pub(crate) fn is_open(&self) -> bool {
-        self.load() > ENDED
+        self.load() > UNUSED
     }
 
     /// Returns how long the hold may still be relied on; zero if it is lost or ended.
@@ -273,11 +263,11 @@ impl Hold {
     /// Returns `true` if the hold is lost, even if no input has found that yet.
     pub(crate) fn is_lost(&self, now: Moment) -> bool {
         let deadline = self.load();
-        deadline == LOST || (deadline > ENDED && deadline <= now.0)
+        deadline == LOST || (deadline > UNUSED && deadline <= now.0)
     }
 
     pub(super) fn is_ended(&self) -> bool {
-        self.load() == ENDED
+        matches!(self.load(), ENDED | UNUSED)
     }
 
     pub(super) fn was_lost(&self) -> bool {
@@ -288,7 +278,7 @@ impl Hold {
     /// it lost.
     pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
         let deadline = Moment(self.load());
-        if deadline.0 <= ENDED || now < deadline {
+        if deadline.0 <= UNUSED || now < deadline {
             return None;
         }
         Some(if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
@@ -319,6 +309,13 @@ impl Hold {
             self.deadline.store(ENDED, Ordering::Release);
         }
         ends
+    }
+
+    /// Notes that no caller has had a hold that was ended: its lock need not stay taken.
+    pub(super) fn set_unused(&self) {
+        if self.is_ended() {
+            self.deadline.store(UNUSED, Ordering::Release);
+        }
     }
 
     /// Marks the tenure as lost.
@@ -353,7 +350,7 @@ impl Hold {
     /// Returns the next step of the renewer; `None` if the hold is over. Without `renews`, the
     /// lease is only found lost.
     pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
-        let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
+        let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > UNUSED)?;
         if !renews || self.is_last(deadline) {
             return Some(NextStep { due: deadline, renews: false });
         }

@@ -484,6 +484,7 @@ impl<P: Clone> Name<P> {
             HoldInput::Accept { begin } => self.accept(hold, begin, step),
             HoldInput::Acquired { begin } => self.report_begin(hold, begin, step),
             HoldInput::End { hands_off } => self.end(hold, hands_off, step),
+            HoldInput::GiveBack => self.give_back_hold(hold, step),
             HoldInput::Leave => self.leave_hold(hold, step),
             HoldInput::ShutDown => self.shut_down(hold, step),
             HoldInput::EndKept => self.end_kept(hold, step.now),
@@ -1497,6 +1498,14 @@ impl<P: Clone> Name<P> {
         let is_awaited = self.calls().next().is_some();
         step.actions.push(Action::Release { hold: hold.clone(), is_awaited });
         true
+    }
+
+    /// Ends a hold that no caller gets. Its lock does not stay taken, because nobody has done what
+    /// that was for, whoever has ended it.
+    fn give_back_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+        let ends = self.end(hold, true, step);
+        hold.set_unused();
+        ends
     }
 
     /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one

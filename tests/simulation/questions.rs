@@ -9,7 +9,7 @@ use crate::base::sync::executor::{self, Process, Random};
 use crate::client::Client;
 use crate::client::survey::NameReport;
 use crate::error::Error;
-use crate::local::overview::HeldLock;
+use crate::local::status::HeldLock;
 use crate::simulation::calls::{CallState, Held, Patience};
 use crate::simulation::judge::SLACK;
 use crate::simulation::world::{NAMES, Usage, World, broken, say, time_of, with};

@@ -78,12 +78,23 @@ fn a_hold_that_ends_at_its_deadline_is_lost() {
 }
 
 #[test]
-fn a_lock_stays_taken_for_its_time_from_the_reply_on_unless_it_is_lost() {
+fn a_lock_stays_taken_for_its_time_from_the_reply_on_unless_it_is_lost_or_no_caller_had_it() {
     let at_least = LockOptions { hold_at_least: Some(LEASE), ..options() };
-    let mut tenure = acquired(&at_least, NOW.before(LEASE / 4));
-    assert_eq!(tenure.hold.taken_until(), NOW.after(LEASE));
-    assert!(tenure.lose(LossCause::Gone));
-    assert_eq!(tenure.hold.taken_until(), Moment::FIRST);
+    let held = || acquired(&at_least, NOW.before(LEASE / 4));
+    let mut lost = held();
+    assert_eq!(lost.hold.taken_until(), NOW.after(LEASE));
+    assert!(lost.lose(LossCause::Gone));
+    assert_eq!(lost.hold.taken_until(), Moment::FIRST);
+
+    let mut unused = held();
+    unused.hold.set_unused();
+    assert_eq!(unused.hold.taken_until(), NOW.after(LEASE), "it may still pass to a caller");
+    assert!(unused.end(NOW));
+    assert_eq!(unused.hold.taken_until(), NOW.after(LEASE));
+    unused.hold.set_unused();
+    assert_eq!(unused.hold.taken_until(), Moment::FIRST);
+    assert!(unused.hold.is_ended() && !unused.hold.is_open());
+    assert!(!unused.hold.is_lost(NOW.after(LEASE * 2)));
 }
 
 #[test]
