@@ -24,6 +24,7 @@ use crate::local::reporter::Reporter;
 use crate::net::wait::Interrupter;
 use crate::protocol::call::CallTimes;
 use crate::protocol::retry::Backoff;
+use crate::protocol::steps::HoldInput;
 use crate::store::Store;
 use crate::store::background::{STABLE, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -243,14 +244,22 @@ impl ListenerThread {
             Wake::Ready => {
                 // Redis keeps no message for a client that does not listen just then.
                 names.wake_all();
-                renewer.watch();
+                // Other clients may have asked for these locks while no message arrived.
+                for hold in names.watched() {
+                    renewer.check(hold);
+                }
             }
             Wake::Unlocked(unlocked) => {
                 for name in unlocked {
                     names.wake(HoldKind::Lock, name);
                 }
             }
-            Wake::Ended { name, nonce } => renewer.check(self.hold(name, *nonce)),
+            Wake::Ended { name, nonce } => {
+                for hold in names.find(&self.hold(name, *nonce)) {
+                    reporter.step(&hold, HoldInput::Forced);
+                    renewer.check(hold);
+                }
+            }
             Wake::Probe { nonce, message } => {
                 let deadlocks = &reporter.deadlocks;
                 let found = deadlocks.receive(names, &self.client, *nonce, message);

@@ -131,6 +131,29 @@ impl Names {
         self.shard(kind, name).get(name)?.holder().cloned()
     }
 
+    /// Returns the tenures with this id, of which only the kind need not be known: several guards
+    /// may have adopted the same hold.
+    pub(super) fn find(&self, id: &HoldId) -> Vec<Arc<Hold>> {
+        let mut found = Vec::new();
+        for kind in [HoldKind::Lock, HoldKind::Read] {
+            if let Some(known) = self.shard(kind, &id.name).get(&id.name) {
+                let holds = known.tenures().map(|tenure| &tenure.hold);
+                found.extend(holds.filter(|hold| hold.id == *id).cloned());
+            }
+        }
+        found
+    }
+
+    /// Returns the holds for whose locks it matters here that other clients wait.
+    pub(super) fn watched(&self) -> Vec<Arc<Hold>> {
+        let mut watched = Vec::new();
+        self.each(|_, name| {
+            let tenures = name.tenures().filter(|tenure| tenure.asks_if_wanted());
+            watched.extend(tenures.map(|tenure| tenure.hold.clone()));
+        });
+        watched
+    }
+
     /// Returns the holds that must not exist in the store and may.
     pub(crate) fn debts(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
         let shard = self.shard(kind, name);

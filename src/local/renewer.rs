@@ -65,18 +65,8 @@ impl WakeTime {
 
 /// The messages to the thread.
 pub(super) enum Message {
-    /// Ask whether a hold exists.
-    Check(HoldId),
-    /// Send the holds of this client.
-    List(Sender<Vec<Arc<Hold>>>),
     /// End all leases, including future ones, and answer when they are released.
     EndAll(ShutdownCall),
-    /// Mark a hold that no longer exists as lost, and then drop the sender.
-    Lose(HoldId, Sender<()>),
-    /// Note that a hold is being ended by force, and then drop the sender.
-    Force(HoldId, Sender<()>),
-    /// Ask whether other clients wait for locks: their messages may have been missed.
-    Watch,
     /// Do this work then.
     Work(Moment, Scheduled),
 }
@@ -156,39 +146,10 @@ impl Renewer {
         self.send_work(Moment::FIRST, Scheduled::Payment(Box::new(payment)));
     }
 
-    /// Checks whether a hold still exists that may have been ended by force.
-    pub(crate) fn check(&self, hold: HoldId) {
-        self.send(Message::Check(hold), Moment::FIRST);
-    }
-
-    /// Checks whether other clients wait for locks that threads watch, or that may be kept.
-    pub(crate) fn watch(&self) {
-        self.send(Message::Watch, Moment::FIRST);
-    }
-
-    /// Returns the holds of this client. Blocks until the thread has collected them, or until the
-    /// deadline.
-    pub(crate) fn list(&self, deadline: Instant) -> Vec<Arc<Hold>> {
-        let (answer, listed) = bounded(1);
-        self.send(Message::List(answer), Moment::FIRST);
-        receive(&listed, deadline).unwrap_or_default()
-    }
-
-    /// Notes that a hold is being ended by force, so that whichever request finds it gone knows
-    /// why. Blocks until the thread has done so, or until the deadline.
-    pub(crate) fn force(&self, hold: HoldId, deadline: Instant) {
-        let (noted, done) = bounded(0);
-        self.send(Message::Force(hold, noted), Moment::FIRST);
-        // The thread drops its end.
-        receive(&done, deadline).unwrap_or_default();
-    }
-
-    /// Marks a hold that no longer exists as lost. Blocks until the thread has done so, or until
-    /// the deadline.
-    pub(crate) fn lose(&self, hold: HoldId, deadline: Instant) {
-        let (lost, done) = bounded(0);
-        self.send(Message::Lose(hold, lost), Moment::FIRST);
-        receive(&done, deadline).unwrap_or_default();
+    /// Checks whether a hold still exists, and whether another client waits for its lock if that
+    /// matters, even while a renewal of it is on its way.
+    pub(crate) fn check(&self, hold: Arc<Hold>) {
+        self.send_work(Moment::FIRST, Scheduled::Check(hold));
     }
 
     /// Ends and releases all holds, including future ones. Calls `settle`, and blocks until all

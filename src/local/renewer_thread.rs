@@ -32,7 +32,6 @@ use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
 use crate::protocol::steps::{Action, HoldInput, LookFor};
 use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
-use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
 /// The maximum number of jobs sent together.
@@ -146,37 +145,7 @@ impl RenewerThread {
     fn receive_new(&mut self) {
         while let Ok(message) = self.incoming.queue.try_recv() {
             match message {
-                Message::Check(id) => {
-                    // Even if a request about the hold is in flight.
-                    for hold in self.force(&id) {
-                        self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
-                    }
-                }
                 Message::EndAll(call) => self.end_all(call),
-                Message::List(answer) => {
-                    let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let holds = holds.filter(|hold| hold.is_open()).cloned().collect();
-                    // The call may have given up.
-                    answer.try_send(holds).unwrap_or_default();
-                }
-                // The call that ends the hold by force waits until this is dropped: a renewal may
-                // find the hold gone right after.
-                Message::Force(id, _noted) => drop(self.force(&id)),
-                Message::Lose(id, _lost) => {
-                    for hold in self.force(&id) {
-                        self.reporter.step(&hold, HoldInput::Gone);
-                    }
-                }
-                Message::Watch => {
-                    // Other clients may have asked for these locks while no message arrived.
-                    let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let holds: Vec<_> = holds.cloned().collect();
-                    for hold in holds {
-                        if let Change::Watch { .. } = self.check_of(&hold) {
-                            self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
-                        }
-                    }
-                }
                 Message::Work(due, work) => {
                     if let Scheduled::Hold(hold) = &work
                         && hold.renewed
@@ -221,18 +190,6 @@ impl RenewerThread {
             }
             self.schedule(Moment::FIRST, work);
         }
-    }
-
-    /// Notes that the holds with this id are ended by force, and returns them: several guards may
-    /// have adopted it.
-    fn force(&self, id: &HoldId) -> Vec<Arc<Hold>> {
-        let holds = self.all_work().filter_map(Scheduled::as_hold);
-        let holds: Vec<_> = holds.filter(|hold| hold.id == *id).cloned().collect();
-        for hold in &holds {
-            // Who only has the message does not know the kind.
-            self.reporter.step(hold, HoldInput::Forced);
-        }
-        holds
     }
 
     /// Answers the calls that wait for the shutdown if it is complete, otherwise those that have
@@ -280,7 +237,7 @@ impl RenewerThread {
             && let Some(work) = self.timers.pop(now)
         {
             let change = match &work {
-                Scheduled::Check(hold) => Some(self.check_of(hold)),
+                Scheduled::Check(hold) => self.check_of(hold),
                 Scheduled::Hold(hold) => self.renew(hold),
                 Scheduled::Look(what, hold) => {
                     self.look(*what, hold);
@@ -322,11 +279,12 @@ impl RenewerThread {
         }
     }
 
-    /// Returns the change that checks whether a hold exists.
-    fn check_of(&self, hold: &Hold) -> Change {
-        self.reporter
-            .names
-            .with(&hold.id, |name| name.tenure(hold).map_or(Change::Check, Tenure::to_check))
+    /// Returns the change that checks whether a hold exists; `None` if it is over here.
+    fn check_of(&self, hold: &Hold) -> Option<Change> {
+        if !hold.is_open() {
+            return None;
+        }
+        self.reporter.names.with(&hold.id, |name| name.tenure(hold).map(Tenure::to_check))
     }
 
     /// Returns the change that pays a debt, to be sent now.
@@ -692,7 +650,7 @@ mod tests {
     use super::*;
     use crate::config::LockOptions;
     use crate::local::reporter::tests::tenure;
-    use crate::store::hold_id::HoldKind;
+    use crate::store::hold_id::{HoldId, HoldKind};
 
     fn id() -> HoldId {
         HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }

@@ -18,6 +18,7 @@ use crate::local::attempts::Attempts;
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::Hold;
+use crate::protocol::steps::HoldInput;
 use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
 use crate::store::hold_id::{HeldAs, HoldId, HoldKind};
@@ -29,9 +30,6 @@ const NAMES_SHOWN: usize = 10;
 
 /// How many holders the error of a timed-out wait names.
 const HOLDERS_SHOWN: usize = 3;
-
-/// How long the renewer may take to collect the holds.
-const LIST_TIME: Duration = Duration::from_secs(1);
 
 /// A hold of this client. Returned by [`Client::holds`](crate::Client::holds).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -138,12 +136,11 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
     if shared.check_process().is_err() {
         return Vec::new();
     }
-    let holds = shared.reporter.renewer.list(end_of(LIST_TIME));
     let now = Moment::now();
-    let names = &shared.names;
-    let held_as =
-        |hold: &Arc<Hold>| names.with(&hold.id, |name| HeldLock::of(name.tenure(hold)?, now));
-    let mut held: Vec<_> = holds.iter().filter_map(held_as).collect();
+    let mut held = Vec::new();
+    shared.names.each(|_, name| {
+        held.extend(name.tenures().filter_map(|tenure| HeldLock::of(tenure, now)));
+    });
     held.sort_by_key(|held| Reverse(held.since));
     held
 }
@@ -322,9 +319,12 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
 pub(crate) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
     shared.check_process()?;
     let hold = HoldId::of_owner(owner, kind, name);
+    // Before the request: a renewal, or a call of another thread, may find it gone first. Several
+    // guards may have adopted it.
     if let Some(hold) = &hold {
-        // Before the request: a renewal, or a call of another thread, may find it gone first.
-        shared.reporter.renewer.force(hold.clone(), end_of(shared.times.io_timeout));
+        for hold in shared.names.find(hold) {
+            shared.reporter.step(&hold, HoldInput::Forced);
+        }
     }
     let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
@@ -334,9 +334,10 @@ pub(crate) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     })?;
     // If a repeat finds the owner gone, the attempt without a reply ended its hold.
     let ended = ended || in_doubt;
-    if ended && let Some(hold) = hold {
-        // By the renewer, which knows all guards of the hold: two may have adopted it.
-        shared.reporter.renewer.lose(hold, end_of(shared.times.io_timeout));
+    if ended && let Some(hold) = &hold {
+        for hold in shared.names.find(hold) {
+            shared.reporter.step(&hold, HoldInput::Gone);
+        }
     }
     shared.wake_first(kind, name);
     Ok(ended)

@@ -1355,6 +1355,11 @@ impl<P: Clone> Name<P> {
         self.tenures.iter().find(|tenure| ptr::eq(&raw const *tenure.hold, hold))
     }
 
+    /// Returns all tenures of this client, and its debts.
+    pub(crate) fn tenures(&self) -> impl Iterator<Item = &Tenure> {
+        self.tenures.iter()
+    }
+
     /// Adds a tenure, and returns what its guard has of it.
     fn add(&mut self, tenure: Tenure) -> Arc<Hold> {
         // Most names have one.

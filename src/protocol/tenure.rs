@@ -437,7 +437,7 @@ impl Tenure {
 
     /// Returns `true` if requests about the hold ask whether another client waits for the lock,
     /// whose message may have been lost: if a thread watches for that, or if the lock may be kept.
-    fn asks_if_wanted(&self) -> bool {
+    pub(crate) fn asks_if_wanted(&self) -> bool {
         self.hold.keep > 0 || self.rare.as_ref().is_some_and(|rare| rare.wanted.is_some())
     }
 
