@@ -69,7 +69,7 @@ impl Ticket {
         let fence = fields.next()?.parse().ok()?;
         let lease = Duration::from_nanos(fields.next()?.parse().ok()?);
         let taken_for = Duration::from_nanos(fields.next()?.parse().ok()?);
-        let in_doubt = fields.next()? == "1";
+        let may_begin = fields.next()? == "1";
         let note = match fields.next() {
             None => None,
             Some(note) => Some(decoded(note)?),
@@ -86,7 +86,7 @@ impl Ticket {
         if !is_valid || id.has_note() != note.is_some() {
             return None;
         }
-        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
+        let hold = DetachedHold { id, fence, lease, taken_for, may_begin, note };
         Some(Self { prefix: prefix.into(), hold })
     }
 }
@@ -103,7 +103,7 @@ impl fmt::Debug for Ticket {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DetachedHold { id, fence, lease, taken_for, in_doubt, note } = &self.hold;
+        let DetachedHold { id, fence, lease, taken_for, may_begin, note } = &self.hold;
         f.write_str(START)?;
         for text in [&self.prefix, &id.name, &id.client] {
             f.write_char(':')?;
@@ -111,7 +111,7 @@ impl fmt::Display for Ticket {
         }
         let lease = lease.as_nanos();
         let taken_for = taken_for.as_nanos();
-        write!(f, ":{:x}:{fence}:{lease}:{taken_for}:{}", id.nonce, u8::from(*in_doubt))?;
+        write!(f, ":{:x}:{fence}:{lease}:{taken_for}:{}", id.nonce, u8::from(*may_begin))?;
         let Some(note) = note else { return Ok(()) };
         f.write_char(':')?;
         write_encoded(f, note)
@@ -184,8 +184,8 @@ mod tests {
             nonce: 26,
         };
         let (lease, taken_for) = (Duration::from_secs(30), Duration::ZERO);
-        let (fence, in_doubt, note) = (7, false, None);
-        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
+        let (fence, may_begin, note) = (7, false, None);
+        let hold = DetachedHold { id, fence, lease, taken_for, may_begin, note };
         Ticket { prefix: prefix.into(), hold }
     }
 
@@ -196,9 +196,9 @@ mod tests {
             ("", "a b\tc\nd\u{7f}\0", "web 1:x:"),
             ("{app}", "🐉 % %41", "é:"),
         ] {
-            for in_doubt in [false, true] {
+            for may_begin in [false, true] {
                 let mut ticket = ticket(prefix, name, label);
-                ticket.hold.in_doubt = in_doubt;
+                ticket.hold.may_begin = may_begin;
                 ticket.hold.taken_for = Duration::from_nanos(1_500_000_001);
                 let text = ticket.to_string();
                 assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");

@@ -85,7 +85,7 @@ struct Group {
     indexes: Vec<usize>,
     holds: Vec<HoldId>,
     /// Whether a request without a reply may have begun the holds, or may still begin them.
-    in_doubt: bool,
+    may_begin: bool,
 }
 
 /// Acquires all locks or none. Returns `None` if the wait ends first.
@@ -285,7 +285,7 @@ impl SetCall<'_> {
         let ended: Vec<_> = names.iter().filter_map(|name| shared.names.end_kept(name)).collect();
         Releases::of(shared, ended).post(Some(self.caller.write_by(clock::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
-            let mut group = Group { indexes: Vec::new(), holds: Vec::new(), in_doubt: false };
+            let mut group = Group { indexes: Vec::new(), holds: Vec::new(), may_begin: false };
             for place in places {
                 let hold = shared.new_hold_of(self.caller, HoldKind::Lock, &names[place]);
                 group.indexes.push(missing[place]);
@@ -354,7 +354,7 @@ impl SetCall<'_> {
     fn pause_after(&mut self, mut failure: Failure) -> Result<()> {
         let shared = self.shared;
         let Some(group) = &mut self.unanswered else { return Ok(()) };
-        group.in_doubt |= failure.is_in_doubt();
+        group.may_begin |= failure.is_in_doubt();
         let name = &self.names[group.indexes[0]];
         if shared.store.withdraws() {
             // A hold that a quorum has withdrawn must not be requested again.
@@ -369,7 +369,7 @@ impl SetCall<'_> {
     /// Asks no more for the holds for which the last request failed. They may exist.
     fn give_up_unanswered(&mut self) {
         if let Some(group) = self.unanswered.take()
-            && group.in_doubt
+            && group.may_begin
         {
             group.owe(self.shared, self.caller);
         }
@@ -406,7 +406,7 @@ impl SetCall<'_> {
                 }
                 // The next attempt asks for new holds.
                 Err(failure) => {
-                    if group.in_doubt || failure.is_in_doubt() {
+                    if group.may_begin || failure.is_in_doubt() {
                         group.owe(shared, caller);
                     }
                 }
@@ -433,7 +433,7 @@ impl SetCall<'_> {
                 let replied = Moment::now();
                 let mut held = None;
                 for ((index, id), fence) in group.indexes.iter().zip(&group.holds).zip(fences) {
-                    let may_begin = group.in_doubt;
+                    let may_begin = group.may_begin;
                     let grant = Grant { fence: *fence, room: 0, may_begin, sent, replied };
                     let tenure = Tenure::new(id.clone(), &grant, caller);
                     self.holds[*index] = shared.reporter.begin_beside(tenure, sent, caller);
@@ -445,7 +445,7 @@ impl SetCall<'_> {
                 Ok(held)
             }
             AcquireReply::Held { index, in_doubt, .. } => {
-                if group.in_doubt || *in_doubt {
+                if group.may_begin || *in_doubt {
                     group.owe(shared, caller);
                 }
                 Ok(Some(group.indexes[*index]))

@@ -40,7 +40,7 @@ pub(crate) struct DetachedHold {
     /// How long the lock stays taken after its adoption, however early it is released.
     pub(crate) taken_for: Duration,
     /// Whether a request that began the hold may be executed again.
-    pub(crate) in_doubt: bool,
+    pub(crate) may_begin: bool,
     pub(crate) note: Option<Arc<str>>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn leave(
         fence: hold.fence(),
         lease: hold.lease(),
         taken_for: hold.taken_until().left(),
-        in_doubt: hold.may_begin,
+        may_begin: hold.may_begin,
         note: hold.note().cloned(),
     })
 }
@@ -130,8 +130,8 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
         reply
     });
     let is_clear = matches!(released, Ok(_) | Err(Error::Lost { .. }));
-    if !is_clear || left.in_doubt {
-        let debt = Hold::debt(left.id.clone(), left.lease, left.in_doubt);
+    if !is_clear || left.may_begin {
+        let debt = Hold::debt(left.id.clone(), left.lease, left.may_begin);
         shared.reporter.renewer.pay(Arc::new(debt.that_stays_taken(taken_until)));
     }
     // If a repeat finds the hold gone, the attempt without a reply released it.
@@ -176,7 +176,7 @@ pub(crate) fn downgrade(
         have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease, unused });
     // Without a reply, either hold may exist, and the request may be executed late.
     let is_clear = matches!(reader, Ok(_) | Err(Error::Lost { .. }));
-    if !is_clear || left.in_doubt {
+    if !is_clear || left.may_begin {
         shared.owe(&writer.id, lease);
     }
     if !is_clear {
@@ -207,7 +207,7 @@ fn have(
     span.close(caller.begin, || if renewed.is_ok() { Some(left.fence) } else { None });
     let sent = renewed?;
     let replied = Moment::now();
-    let grant = Grant { fence: left.fence, room: 0, may_begin: left.in_doubt, sent, replied };
+    let grant = Grant { fence: left.fence, room: 0, may_begin: left.may_begin, sent, replied };
     let tenure = Tenure::new(left.id.clone(), &grant, &caller);
     let Some(hold) = shared.reporter.begin_beside(tenure, sent, &caller) else {
         return Err(Error::lost(name, LossCause::Gone.into()));

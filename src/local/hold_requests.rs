@@ -16,7 +16,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::receive;
 use crate::error::{Error, Result as ApiResult};
 use crate::local::attempts::Attempts;
-use crate::local::shared::{Awaited, Shared};
+use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::Wait;
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::signals::WantedSignal;
@@ -69,7 +69,11 @@ pub(super) fn set_depth(
     if !shared.is_valid(hold) {
         return Err(HoldFailure::of(hold));
     }
-    match ask_about_one(shared, hold, HoldChange::SetDepth(depth), attempts) {
+    let change = |hold: &Hold| {
+        let lease = if hold.renewed { Some(hold.next_lease(Moment::now())) } else { None };
+        Change::SetDepth { depth, lease, durable: true }
+    };
+    match ask_about_one(shared, hold, change, attempts) {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
                 // The level has begun in Redis, but is refused, so it gets no guard.
@@ -92,43 +96,18 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
     drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }
 
-/// A change that a call wants of holds. Each request makes it of its hold when it is sent.
-#[derive(Clone, Copy)]
-pub(super) enum HoldChange {
-    Check,
-    Release,
-    Renew,
-    SetDepth(u32),
-    Watch,
-}
-
-impl HoldChange {
-    fn of(self, shared: &Shared, hold: &Hold) -> Change {
-        match self {
-            Self::Check => Change::Check,
-            Self::Release => shared.names.begin_release(hold),
-            Self::Renew => Change::Renew { lease: hold.next_lease(Moment::now()) },
-            Self::SetDepth(depth) => {
-                let lease = if hold.renewed { Some(hold.next_lease(Moment::now())) } else { None };
-                Change::SetDepth { depth, lease, durable: true }
-            }
-            Self::Watch => Change::Watch { lease: None },
-        }
-    }
-}
-
 /// The outcome for each of several holds.
 type Outcomes = SmallVec<[Result<(), HoldFailure>; 1]>;
 
-/// Makes requests about holds, batched by server, and waits for the replies. Repeats failed ones,
-/// again in batches, while there are `attempts`. Calls of this client that wait for `awaited` holds
-/// go on once the first requests were written.
+/// Asks for a change of each hold, as `change` makes it when the request is sent, batched by server,
+/// and waits for the replies. Repeats failed requests, again in batches, while there are `attempts`.
+/// The calls that wait for `releases` go on once the first requests were written.
 pub(super) fn ask(
     shared: &Shared,
     holds: &[Arc<Hold>],
-    change: HoldChange,
+    change: impl Fn(&Hold) -> Change,
     attempts: &mut Attempts<'_>,
-    mut awaited: Option<&mut Awaited<'_>>,
+    mut releases: Option<&mut Releases<'_>>,
 ) -> Outcomes {
     let mut outcomes: Outcomes = holds.iter().map(|_| Ok(())).collect();
     let mut open: SmallVec<[usize; 1]> = (0..holds.len()).collect();
@@ -139,17 +118,16 @@ pub(super) fn ask(
         let mut requests = Vec::with_capacity(open.len());
         for at in &open {
             let hold = &holds[*at];
-            let change = change.of(shared, hold);
-            requests.push(HoldRequest { hold: &hold.id, change, deadline });
+            requests.push(HoldRequest { hold: &hold.id, change: change(hold), deadline });
         }
         let mut on_reply = |place: usize, reply| {
             let at = open[place];
             outcomes[at] = conclude(shared, &holds[at], &requests[place], sent, reply);
         };
-        match &mut awaited {
-            Some(awaited) if !awaited.is_empty() => {
+        match &mut releases {
+            Some(releases) if releases.calls_wait() => {
                 let released: Vec<_> = open.iter().map(|at| &holds[*at]).collect();
-                release_before_next(shared, &released, &requests, awaited, &mut on_reply);
+                release_before_next(shared, &released, &requests, releases, &mut on_reply);
             }
             _ => shared.store.ask(&requests, &mut on_reply),
         }
@@ -185,7 +163,7 @@ fn pause_before_next(
 fn ask_about_one(
     shared: &Shared,
     hold: &Arc<Hold>,
-    change: HoldChange,
+    change: impl Fn(&Hold) -> Change,
     attempts: &mut Attempts<'_>,
 ) -> Result<(), HoldFailure> {
     ask(shared, slice::from_ref(hold), change, attempts, None).pop().unwrap_or(Ok(()))
@@ -197,7 +175,7 @@ fn release_before_next(
     shared: &Shared,
     holds: &[&Arc<Hold>],
     requests: &[HoldRequest<'_>],
-    awaited: &mut Awaited<'_>,
+    releases: &mut Releases<'_>,
     on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
 ) {
     let (sender, replies) = unbounded();
@@ -221,7 +199,7 @@ fn release_before_next(
     }
     shared.store.post(posts);
     // The next call goes on. Its request cannot overtake the release, which is written.
-    awaited.let_next_try();
+    releases.let_next_try();
     drop(sender);
     // Every post has a reply by its deadline, and the senders are gone then.
     while let Ok((place, reply)) = receive(&replies, end_of(Duration::MAX)) {
@@ -244,8 +222,9 @@ fn conclude(
     match (change, reply) {
         (Change::Release { .. }, reply) => {
             let outcome = hold.release_outcome(reply);
-            if matches!(outcome, Err(HoldFailure::Lost)) {
-                // Before the loss is reported, so that its cause is known then.
+            if matches!(outcome, Err(HoldFailure::Lost)) && !hold.is_lost(Moment::now()) {
+                // Before the loss is reported, so that its cause is known then. If another thread
+                // has read the reply, it is reported: the next hold may have begun since.
                 shared.reporter.look(hold, deadline);
             }
             if !matches!(outcome, Err(HoldFailure::Failed(_))) {
@@ -293,9 +272,12 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
         return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
     }
     let mut attempts = attempts(shared, first, Wait::No);
-    let change = if renews { HoldChange::Renew } else { HoldChange::Check };
+    let change = |hold: &Hold| {
+        if renews { Change::Renew { lease: hold.next_lease(Moment::now()) } } else { Change::Check }
+    };
+    let outcomes = ask(shared, holds, change, &mut attempts, None);
     let mut result = Ok(());
-    for (hold, outcome) in holds.iter().zip(ask(shared, holds, change, &mut attempts, None)) {
+    for (hold, outcome) in holds.iter().zip(outcomes) {
         add_outcome(&mut result, attempt, hold, outcome);
     }
     match result {
@@ -322,7 +304,8 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
         shared.listening.start(&*shared.store);
     }
     let mut attempts = attempts(shared, hold, Wait::No);
-    if ask_about_one(shared, hold, HoldChange::Watch, &mut attempts).is_ok() {
+    let change = |_: &Hold| Change::Watch { lease: None };
+    if ask_about_one(shared, hold, change, &mut attempts).is_ok() {
         shared.reporter.step(hold, HoldInput::WillBeTold);
     }
     signal

@@ -655,7 +655,7 @@ pub(super) mod tests {
             happen(&names, &hold);
             (names.end(&hold, hands_off), names.count_kept())
         };
-        let released = (Ending::Released { is_awaited: false }, 0);
+        let released = (Ending::Released { calls_wait: false }, 0);
         assert_eq!(end(|_, _| (), true), (Ending::GoesOn, 1));
         assert_eq!(end(|_, _| (), false), released);
         assert_eq!(end(|names, _| names.set_listening(false), true), released);
@@ -696,7 +696,7 @@ pub(super) mod tests {
             assert!(is_wanted(&names, &hold));
             assert_eq!(names.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
         }
-        assert_eq!(names.end(&hold, true), Ending::Released { is_awaited: false });
+        assert_eq!(names.end(&hold, true), Ending::Released { calls_wait: false });
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::error::Result;
-use crate::local::hold_requests::{HoldChange, add_outcome, ask, attempts, set_depth};
+use crate::local::hold_requests::{add_outcome, ask, attempts, set_depth};
 use crate::local::parker::perform_each;
 use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::{Caller, Wait};
@@ -46,12 +46,13 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         match end_locally(shared, hold, HoldInput::End { hands_off }) {
             Ending::GoesOn => {}
             Ending::Lost => finish(&mut result, hold, Err(HoldFailure::of(hold))),
-            Ending::Released { is_awaited } => releases.add(hold, is_awaited),
+            Ending::Released { calls_wait } => releases.add(hold, calls_wait),
         }
     }
-    let Releases { holds, awaited, .. } = &mut releases;
+    let holds = releases.holds.clone();
     let mut attempts = attempts(shared, first, Wait::No);
-    let outcomes = ask(shared, holds, HoldChange::Release, &mut attempts, Some(awaited));
+    let change = |hold: &Hold| shared.names.begin_release(hold);
+    let outcomes = ask(shared, &holds, change, &mut attempts, Some(&mut releases));
     for (hold, outcome) in holds.iter().zip(outcomes) {
         // The others were settled when their replies came.
         if let Err(HoldFailure::Failed(_)) = outcome {
@@ -130,7 +131,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], given_back_by: Option
         match end_locally(shared, hold, input) {
             Ending::GoesOn => continue,
             Ending::Lost => {}
-            Ending::Released { is_awaited } => releases.add(hold, is_awaited),
+            Ending::Released { calls_wait } => releases.add(hold, calls_wait),
         }
         spans.extend(hold.span.take().map(|span| (span, hold)));
     }
@@ -150,7 +151,7 @@ enum Ending {
     /// It was lost, or had ended, before.
     Lost,
     /// It must be released. If that is awaited, a call tries once the release was sent.
-    Released { is_awaited: bool },
+    Released { calls_wait: bool },
 }
 
 /// Ends a hold in this process: from here on it is not renewed, or it is another thread's if it was
@@ -166,9 +167,9 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, input: HoldInput<'_>) -> Endin
     }
     let mut ending = Ending::GoesOn;
     perform_each(actions, |action| {
-        if let Action::Release { is_awaited, .. } = action {
+        if let Action::Release { calls_wait, .. } = action {
             // Together with those of the other holds of a set.
-            ending = Ending::Released { is_awaited };
+            ending = Ending::Released { calls_wait };
         } else {
             shared.perform(&hold.id.name, shared.times_for(hold.lease()), Wait::No, action);
         }

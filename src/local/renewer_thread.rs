@@ -20,6 +20,7 @@ use std::time::Duration;
 use std::{cmp, io, mem};
 
 use crate::base::clock::{self, Moment, end_of};
+use crate::base::failure::Failure;
 use crate::base::maps::RandomState;
 use crate::base::shrink;
 use crate::base::sync::{sleep, spawn};
@@ -29,7 +30,7 @@ use crate::local::renewer::{
 };
 use crate::local::reporter::Reporter;
 use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
-use crate::protocol::steps::{Action, HoldInput, LookFor};
+use crate::protocol::steps::{Action, HoldInput, LookFor, ReleasedBy};
 use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};
@@ -202,12 +203,11 @@ impl RenewerThread {
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failure = shutdown.failure();
             for payment in self.payments() {
-                let input = if payment.has_failed {
-                    HoldInput::ReleaseFailed(&failure)
+                if payment.has_failed {
+                    self.report_failed(&payment.debt, &failure);
                 } else {
-                    HoldInput::Abandoned
-                };
-                self.reporter.step(&payment.debt, input);
+                    self.reporter.step(&payment.debt, HoldInput::Abandoned);
+                }
             }
         }
         let are_done = self.reporter.counters.unfinished.load(Ordering::SeqCst) == 0;
@@ -387,8 +387,9 @@ impl RenewerThread {
                 reporter.record_reply(&debt.id.name);
                 payment.has_failed = false;
                 payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
-                let outcome = debt.release_outcome(Ok(reply.hold));
-                reporter.step(&debt, HoldInput::Paid(&outcome));
+                let outcome = &debt.release_outcome(Ok(reply.hold));
+                let by = ReleasedBy::Renewer;
+                reporter.step(&debt, HoldInput::Released { outcome, by });
             }
             Err(failure) => {
                 payment.has_failed = true;
@@ -396,7 +397,7 @@ impl RenewerThread {
                     shutdown.last_failure = Some(failure.clone());
                     // No call waits for the next attempt.
                     if shutdown.calls.is_empty() {
-                        reporter.step(&debt, HoldInput::ReleaseFailed(&failure));
+                        self.report_failed(&debt, &failure);
                     }
                 }
                 if !payment.unregisters {
@@ -410,9 +411,15 @@ impl RenewerThread {
             if let Some(shutdown) = &mut self.shutdown {
                 shutdown.outlived = true;
             }
-            let outcome = Err(HoldFailure::Failed(unconfirmed()));
-            reporter.step(&debt, HoldInput::Paid(&outcome));
+            self.reporter.step(&debt, HoldInput::ReleaseGivenUp(&unconfirmed()));
         }
+    }
+
+    /// Reports that the release of a hold has failed for which no call waits any more. It is
+    /// repeated.
+    fn report_failed(&self, debt: &Arc<Hold>, failure: &Failure) {
+        let outcome = &Err(HoldFailure::Failed(failure.clone()));
+        self.reporter.step(debt, HoldInput::Released { outcome, by: ReleasedBy::Renewer });
     }
 
     /// Waits until something is due or the thread is woken. Returns `false` when the client is

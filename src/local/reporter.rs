@@ -25,6 +25,7 @@ use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::steps::{
     Action, Actions, HoldEvent, HoldInput, HoldReport, LookFor, NameInput, NameStep, Policy,
+    ReleasedBy,
 };
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
@@ -418,7 +419,7 @@ impl Reporter {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-        self.step(hold, HoldInput::Released(outcome));
+        self.step(hold, HoldInput::Released { outcome, by: ReleasedBy::Call });
         if matches!(outcome, Err(HoldFailure::Lost)) {
             // Where the hold was gone, the servers of a quorum took the client off those that wait.
             self.names.wake(hold.id.kind, &hold.id.name);
@@ -493,7 +494,7 @@ pub(super) mod tests {
 
         /// Reports how the release of a hold has gone.
         fn end_release(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-            self.step(hold, HoldInput::Paid(outcome));
+            self.step(hold, HoldInput::Released { outcome, by: ReleasedBy::Renewer });
         }
     }
 

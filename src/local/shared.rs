@@ -141,11 +141,11 @@ impl Shared {
             Action::RecordFailure(failure, pause) => {
                 self.reporter.outages.record_failed_call(name, &failure, pause);
             }
-            Action::Release { hold, is_awaited } => {
+            Action::Release { hold, calls_wait } => {
                 let now = clock::now();
                 let write_by = times.request_deadline(wait, now).min(now + POST_MOMENT);
                 let mut releases = Releases::new(self);
-                releases.add(&hold, is_awaited);
+                releases.add(&hold, calls_wait);
                 releases.post(Some(write_by));
                 // Only now: a subscriber must not delay the release.
                 if let Some(span) = hold.span.take() {
@@ -310,34 +310,8 @@ impl Drop for Shared {
 pub(super) struct Releases<'a> {
     shared: &'a Shared,
     pub(super) holds: SmallVec<[Arc<Hold>; 1]>,
-    pub(super) awaited: Awaited<'a>,
-}
-
-/// Those that are in the way of calls of this process until their releases were sent.
-pub(super) struct Awaited<'a> {
-    shared: &'a Shared,
-    holds: SmallVec<[Arc<Hold>; 1]>,
-}
-
-impl Awaited<'_> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.holds.is_empty()
-    }
-
-    /// Lets the calls try that wait for these holds, once the releases were sent: not before,
-    /// because such a call may have the connections wait for replicas or disks.
-    pub(super) fn let_next_try(&mut self) {
-        for hold in mem::take(&mut self.holds) {
-            self.shared.reporter.step(&hold, HoldInput::ReleaseSent);
-            self.shared.wake_first(hold.id.kind, &hold.id.name);
-        }
-    }
-}
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        self.let_next_try();
-    }
+    /// Those that are in the way of calls of this process until their releases were sent.
+    in_the_way: SmallVec<[Arc<Hold>; 1]>,
 }
 
 impl<'a> Releases<'a> {
@@ -347,14 +321,27 @@ impl<'a> Releases<'a> {
 
     /// Returns those of holds for which no call of this process waits.
     pub(super) fn of(shared: &'a Shared, holds: Vec<Arc<Hold>>) -> Self {
-        let awaited = Awaited { shared, holds: SmallVec::new() };
-        Self { shared, holds: holds.into(), awaited }
+        Self { shared, holds: holds.into(), in_the_way: SmallVec::new() }
     }
 
-    pub(super) fn add(&mut self, hold: &Arc<Hold>, is_awaited: bool) {
+    pub(super) fn add(&mut self, hold: &Arc<Hold>, calls_wait: bool) {
         self.holds.push(hold.clone());
-        if is_awaited {
-            self.awaited.holds.push(hold.clone());
+        if calls_wait {
+            self.in_the_way.push(hold.clone());
+        }
+    }
+
+    /// Returns `true` if calls of this process wait until the releases were sent.
+    pub(super) fn calls_wait(&self) -> bool {
+        !self.in_the_way.is_empty()
+    }
+
+    /// Lets these calls try, now that the releases were sent: not before, because such a call may
+    /// have the connections wait for replicas or disks.
+    pub(super) fn let_next_try(&mut self) {
+        for hold in mem::take(&mut self.in_the_way) {
+            self.shared.reporter.step(&hold, HoldInput::ReleaseSent);
+            self.shared.wake_first(hold.id.kind, &hold.id.name);
         }
     }
 
@@ -390,13 +377,13 @@ impl<'a> Releases<'a> {
     }
 }
 
-/// Before the calls that wait for them try.
 impl Drop for Releases<'_> {
     fn drop(&mut self) {
         for hold in &self.holds {
             let outcome = Err(HoldFailure::Failed(Failure::unsent()));
             self.shared.reporter.settle(hold, &outcome);
         }
+        self.let_next_try();
     }
 }
 

@@ -270,7 +270,7 @@ impl Connection {
         let slot = ReplySlot::renew(&mut self.slot, deadline);
         self.send(requests.into_iter().map(|request| Exchange::awaited(request, &slot)));
         self.read_until(&slot);
-        if self.in_flight.is_awaited() {
+        if self.in_flight.calls_wait() {
             // The late reply would be taken for that to the next request.
             self.time_out();
         }

@@ -135,11 +135,11 @@ impl InFlight {
     pub(super) fn waiting(&self) -> Option<Arc<ReplySlot>> {
         let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
         let mut slots = unconfirmed.chain(&self.queue).filter_map(Exchange::slot);
-        slots.find(|slot| slot.is_awaited()).cloned()
+        slots.find(|slot| slot.calls_wait()).cloned()
     }
 
     /// Returns `true` if a thread waits, or has waited, for one of the outstanding replies.
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(super) fn calls_wait(&self) -> bool {
         self.queue.iter().any(|exchange| exchange.slot().is_some())
     }
 

@@ -174,7 +174,7 @@ impl ReplySlot {
         state.is_reader
     }
 
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(super) fn calls_wait(&self) -> bool {
         let state = self.state.lock();
         state.waits && state.missing > 0
     }

@@ -324,11 +324,11 @@ impl SharedQueue {
             // The thread may have timed out in the meantime. Then the next one is tried.
             used = self.lend(&slot, used, Vec::new())?;
         }
-        if used.connection.in_flight.is_awaited() {
+        if used.connection.in_flight.calls_wait() {
             // Threads have timed out waiting for this server. Unless the replies are here by now,
             // the connection is closed.
             used.connection.collect();
-            if used.connection.in_flight.is_awaited() {
+            if used.connection.in_flight.calls_wait() {
                 used.connection.time_out();
             }
         }

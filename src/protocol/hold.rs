@@ -5,6 +5,16 @@
 //! Everything depends on the local deadline: *the time at which the last confirmed request was
 //! sent, plus the lease, less the drift*. Only the machine changes it, while the name is locked: so
 //! one input ends a tenure or finds it lost, and none renews what another has found lost.
+//!
+//! | deadline | set by | what may follow |
+//! |---|---|---|
+//! | a time to come | a reply to a request for the hold, or that renews it | any of these |
+//! | a time that has passed | | lost, when an input finds that |
+//! | ended | the end of the hold here | unused; lost, if its release finds it gone |
+//! | unused | the end of a hold that no caller has had | lost, as before |
+//! | lost | the deadline, or a reply that it is gone | |
+//!
+//! Once a hold has ended here there is no deadline that could pass: only its release decides.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +34,6 @@ pub(crate) const TOGETHER: u32 = 64;
 /// Deadlines of tenures that are over.
 const LOST: u64 = 0;
 const ENDED: u64 = 1;
-/// Ended without a caller that has had the hold.
 const UNUSED: u64 = 2;
 
 /// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
@@ -242,16 +251,16 @@ impl Hold {
 
     /// Returns `true` if the tenure was neither ended nor found lost.
     pub(crate) fn is_open(&self) -> bool {
-        self.load() > UNUSED
+        self.open_deadline().is_some()
     }
 
     /// Returns how long the hold may still be relied on; zero if it is lost or ended.
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
-        Moment(self.load()).since(now)
+        self.open_deadline().map_or(Duration::ZERO, |deadline| deadline.since(now))
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        now.0 < self.load()
+        self.open_deadline().is_some_and(|deadline| now < deadline)
     }
 
     /// Returns `true` if less than a third of the lease is left, but some.
@@ -262,8 +271,10 @@ impl Hold {
 
     /// Returns `true` if the hold is lost, even if no input has found that yet.
     pub(crate) fn is_lost(&self, now: Moment) -> bool {
-        let deadline = self.load();
-        deadline == LOST || (deadline > UNUSED && deadline <= now.0)
+        match self.open_deadline() {
+            Some(deadline) => deadline <= now,
+            None => self.was_lost(),
+        }
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -277,10 +288,7 @@ impl Hold {
     /// Returns why the hold is over if its deadline has passed, and no input has ended it or found
     /// it lost.
     pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
-        let deadline = Moment(self.load());
-        if deadline.0 <= UNUSED || now < deadline {
-            return None;
-        }
+        let deadline = self.open_deadline().filter(|deadline| *deadline <= now)?;
         Some(if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
     }
 
@@ -292,11 +300,13 @@ impl Hold {
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
     /// nothing if the hold was lost in the meantime, or the deadline is later already.
     pub(super) fn extend(&self, sent: Moment, lease: Duration, now: Moment) {
-        let seen = self.load();
-        let deadline = sent.after(reliable(lease)).0;
+        let deadline = sent.after(reliable(lease));
         // A reply that comes after the deadline revives nothing: the lock may be another client's.
-        if self.is_open() && seen < deadline && now.0 < seen {
-            self.deadline.store(deadline, Ordering::Release);
+        if let Some(before) = self.open_deadline()
+            && now < before
+            && before < deadline
+        {
+            self.deadline.store(deadline.0, Ordering::Release);
         }
     }
 
@@ -304,7 +314,7 @@ impl Hold {
     /// has passed.
     pub(super) fn end(&self, now: Moment) -> bool {
         // At the deadline it is lost, though no input has said so yet.
-        let ends = self.is_open() && now.0 < self.load();
+        let ends = self.is_valid(now);
         if ends {
             self.deadline.store(ENDED, Ordering::Release);
         }
@@ -350,11 +360,17 @@ impl Hold {
     /// Returns the next step of the renewer; `None` if the hold is over. Without `renews`, the
     /// lease is only found lost.
     pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
-        let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > UNUSED)?;
+        let deadline = self.open_deadline()?;
         if !renews || self.is_last(deadline) {
             return Some(NextStep { due: deadline, renews: false });
         }
         Some(NextStep { due: deadline.before(self.lease() * 2 / 3), renews: true })
+    }
+
+    /// Returns the deadline of a tenure that was neither ended nor found lost.
+    fn open_deadline(&self) -> Option<Moment> {
+        let deadline = self.load();
+        if deadline > UNUSED { Some(Moment(deadline)) } else { None }
     }
 
     fn load(&self) -> u64 {

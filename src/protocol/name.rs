@@ -15,11 +15,11 @@
 //!      │               │    ▼failure            │ ▼
 //!      │               Waiting                  │ Kept ──▶ Held, or Asking for more tokens
 //!      │                  │ the wait is over    │   │
-//!      └──────────────────┴─────────────────────┴───┘ released, lost
+//!      └──────────────────┴─────────────────────┴───┘ release sent, loss reported
 //! ```
 //!
-//! From each state, when the first call gives up, or the hold is released or lost, the next call
-//! becomes the first, and asks. Without one the name is `Idle`.
+//! From each state, when the first call gives up, or the release of the hold is sent or its loss
+//! reported, the next call becomes the first, and asks. Without one the name is `Idle`.
 //!
 //! | kind | holds of a client | calls that use a hold | a call that times out behind the first |
 //! |---|---|---|---|
@@ -62,7 +62,7 @@ use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{
     Action, Ask, Call, HoldEvent, HoldInput, Input, LookFor, NameInput, NameStep, Next, Outcome,
-    Turn,
+    ReleasedBy, Turn,
 };
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -96,7 +96,8 @@ enum State<P> {
     Asking(Box<Conversation<P>>),
     /// The first call is parked between two requests.
     Waiting(Box<Conversation<P>>),
-    /// A call has the lock, or had it when it was last looked at.
+    /// This hold is in the way of the calls: a call has it, or it is lost and that is not reported
+    /// yet, or it has ended and calls wait until its release is sent.
     Held(Arc<Hold>),
     /// No call wants the lock, and the client keeps it.
     Kept(Arc<Hold>),
@@ -116,7 +117,8 @@ struct Conversation<P> {
     /// client was told, if the call does not wait, or is about to be, if the call wants the name as
     /// another kind.
     recall_ends: Option<Instant>,
-    hurry: Hurry,
+    /// Whether the first call asks again before its pause is over. A parked one has been told.
+    is_told: bool,
     /// Whether an echo has come since messages may have been missed: what servers tell the client
     /// arrives.
     hears: bool,
@@ -136,8 +138,8 @@ enum Purpose {
     Acquire {
         /// The calls behind for which it asks as well.
         others: Vec<Other>,
-        /// Whether the end of an earlier hold of this client was not confirmed when it was sent.
-        after_release: bool,
+        /// Whether this client had debts when it was sent.
+        had_debts: bool,
     },
     /// The end of earlier holds of this client, which may be what is in the way.
     Pay(Vec<Arc<Hold>>),
@@ -168,18 +170,7 @@ struct Other {
 }
 
 impl Purpose {
-    const ACQUIRE: Self = Self::Acquire { others: Vec::new(), after_release: false };
-}
-
-/// Why the first call asks again before its pause is over.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hurry {
-    /// It does not.
-    No,
-    /// It was told that it is its turn.
-    Told,
-    /// The lock may have become free after the last request was sent. A parked call has been told.
-    MayBeFree,
+    const ACQUIRE: Self = Self::Acquire { others: Vec::new(), had_debts: false };
 }
 
 /// What the last request of the first call has shown.
@@ -221,7 +212,7 @@ impl<P> Conversation<P> {
             retry: None,
             known: Known::Nothing,
             recall_ends: None,
-            hurry: Hurry::No,
+            is_told: false,
             hears: false,
             relies_until: None,
             wanted: BTreeSet::new(),
@@ -250,6 +241,15 @@ impl<P> Conversation<P> {
         }
     }
 
+    /// Notes that the lock may have become free since the last request was sent: a moment ago, so
+    /// that another attempt may soon succeed, too.
+    fn set_may_be_free(&mut self) {
+        self.pauses.backoff = None;
+        if let Known::Held { until, .. } = &mut self.known {
+            *until = None;
+        }
+    }
+
     /// Returns the lock to recall: the hold that the call wants, as a lock.
     fn recalled_lock(&self) -> HoldId {
         HoldId { kind: HoldKind::Lock, ..self.first.hold.clone() }
@@ -265,7 +265,7 @@ impl<P> Conversation<P> {
     fn next_request(
         &mut self,
         behind: Option<&VecDeque<Call<P>>>,
-        after_release: bool,
+        has_debts: bool,
         turn: &Turn<P>,
     ) -> Ask {
         let Caller { wait, times, .. } = self.first.caller;
@@ -300,7 +300,7 @@ impl<P> Conversation<P> {
                 let mut holds = smallvec![self.first.hold.clone()];
                 holds.extend(alike.iter().map(|call| call.hold.clone()));
                 let others = alike.into_iter().map(Other::of).collect();
-                self.purpose = Purpose::Acquire { others, after_release };
+                self.purpose = Purpose::Acquire { others, had_debts: has_debts };
                 let echo = self.wants_echo(registration, turn);
                 Ask {
                     holds,
@@ -355,7 +355,7 @@ impl<P> Conversation<P> {
     fn wants_echo(&self, registration: Registration, turn: &Turn<P>) -> bool {
         use Registration::{Followed, Registered, Yielding};
         let waits = matches!(registration, Followed | Registered | Yielding);
-        waits && self.hurry == Hurry::No && turn.listens
+        waits && !self.is_told && turn.listens
     }
 
     /// Records whether the client may be registered as waiting after a reply. Returns `true` if it
@@ -488,13 +488,9 @@ impl<P: Clone> Name<P> {
             HoldInput::Leave => self.leave_hold(hold, step),
             HoldInput::ShutDown => self.shut_down(hold, step),
             HoldInput::EndKept => self.end_kept(hold, step.now),
-            HoldInput::ReleaseSent => self.end_hold(hold, step),
-            HoldInput::Released(outcome) => self.settle(hold, outcome, step),
-            HoldInput::ReleaseFailed(failure) => {
-                // The renewer goes on with it.
-                self.end_release(hold, &Err(HoldFailure::Failed(failure.clone())), step)
-            }
-            HoldInput::Paid(outcome) => self.settle_debt(hold, outcome, step),
+            HoldInput::ReleaseSent => self.let_next_try(hold, step),
+            HoldInput::Released { outcome, by } => self.released(hold, outcome, by, step),
+            HoldInput::ReleaseGivenUp(failure) => self.give_up_release(hold, failure, step),
             HoldInput::Owed => self.owe(hold, step),
             HoldInput::Abandoned => self.change_tenure(hold, Tenure::tell_over),
             HoldInput::Deadline => self.expire(hold, step),
@@ -533,8 +529,9 @@ impl<P: Clone> Name<P> {
         }
         let is_free = match &self.state {
             State::Idle => true,
-            // Its release is about to be sent. A loss is reported first.
-            State::Held(hold) => hold.is_ended() && self.is_last(),
+            // Its release is about to be sent, or was, and calls that have waited for that have left.
+            // A loss is reported first.
+            State::Held(hold) => hold.is_ended() && self.calls_behind().next().is_none(),
             _ => false,
         };
         if is_free {
@@ -635,7 +632,7 @@ impl<P: Clone> Name<P> {
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
         let ask = talk.next_request(self.behind.as_deref(), self.has_debts(), turn);
         // Messages that arrive from here on may be about a release after this request.
-        talk.hurry = Hurry::No;
+        talk.is_told = false;
         talk.relies_until = None;
         self.state = State::Asking(talk);
         Next::Ask(ask)
@@ -666,10 +663,10 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         let mut talk = self.take_talk();
         match talk.take_purpose() {
-            Purpose::Acquire { others, after_release } => {
+            Purpose::Acquire { others, had_debts } => {
                 let reply = self.reply_to_attempt(&mut talk, others, sent, reply, next, turn);
                 talk.record_answer(&reply);
-                self.go_on(talk, after_release, sent, reply, turn)
+                self.go_on(talk, had_debts, sent, reply, turn)
             }
             Purpose::Recall { failure, told } => {
                 talk.record_answer(&reply);
@@ -719,7 +716,7 @@ impl<P: Clone> Name<P> {
             // The next attempt asks for another hold, so that nothing repeats this one.
             self.doubt_call(&talk.first, true, turn);
         } else if in_doubt {
-            talk.first.in_doubt = true;
+            talk.first.may_begin = true;
         }
         if let Some(next) = next
             && (in_doubt || !is_granted(&reply))
@@ -734,14 +731,14 @@ impl<P: Clone> Name<P> {
     fn go_on(
         &mut self,
         mut talk: Box<Conversation<P>>,
-        after_release: bool,
+        had_debts: bool,
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
         turn: &mut Turn<P>,
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                let Call { hold, caller, in_doubt: may_begin, .. } = &talk.first;
+                let Call { hold, caller, may_begin, .. } = &talk.first;
                 let replied = turn.step.now;
                 let grant = Grant { fence, room, may_begin: *may_begin, sent, replied };
                 let mut tenure = Tenure::new(hold.clone(), &grant, caller);
@@ -752,17 +749,16 @@ impl<P: Clone> Name<P> {
                 let hold = self.add(tenure);
                 self.begin_hold(talk, hold, turn)
             }
+            // A debt of this client may be what is in the way: the call releases it first. If it
+            // was released in the meantime, that may have been executed after this request, though
+            // it was written before: over another connection. What is left is another owner's.
             Ok(AcquireReply::Held { .. }) if self.has_debts() => {
-                // Earlier holds may be what is in the way. If their releases were confirmed in the
-                // meantime, they may have ended after this request.
                 let debts = self.debts();
                 talk.purpose = Purpose::Pay(debts.clone());
                 self.state = State::Asking(talk);
                 Next::Pay(debts)
             }
-            // The release was written first, but over another connection, so it may have been
-            // executed after this request.
-            Ok(AcquireReply::Held { .. }) if after_release && !turn.policy.keeps_order => {
+            Ok(AcquireReply::Held { .. }) if had_debts && !turn.policy.keeps_order => {
                 self.ask(talk, turn)
             }
             Ok(AcquireReply::Held { remaining, recalled, echoed, .. }) => {
@@ -873,7 +869,7 @@ impl<P: Clone> Name<P> {
                 self.acquire_for(call, other.hold, *fence, sent, turn);
             } else {
                 // It asks again with the same id, so a hold that has begun is found then.
-                call.in_doubt |= may_exist;
+                call.may_begin |= may_exist;
                 self.behind.get_or_insert_default().insert(at, call);
             }
         }
@@ -883,7 +879,7 @@ impl<P: Clone> Name<P> {
                 next.hold.kind == other.hold.kind
                     && next.caller.times.lease == other.lease
                     && next.caller.note == other.note
-                    && !next.in_doubt
+                    && !next.may_begin
             });
             if follows && let Some(next) = self.pop_behind() {
                 self.acquire_for(next, other.hold, fence, sent, turn);
@@ -904,7 +900,7 @@ impl<P: Clone> Name<P> {
     ) {
         let replied = turn.step.now;
         // Without room: the block of tokens is the first call's.
-        let grant = Grant { fence, room: 0, may_begin: call.in_doubt, sent, replied };
+        let grant = Grant { fence, room: 0, may_begin: call.may_begin, sent, replied };
         let hold = self.add(Tenure::new(id, &grant, &call.caller));
         turn.step.actions.push(call.end(Outcome::Acquired(hold)));
     }
@@ -991,7 +987,7 @@ impl<P: Clone> Name<P> {
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
                 for debt in &debts {
-                    self.settle(debt, &Ok(()), &mut turn.step);
+                    self.released(debt, &Ok(()), ReleasedBy::Call, &mut turn.step);
                 }
                 self.ask(talk, turn)
             }
@@ -1043,13 +1039,17 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Next {
         // A permit that was dropped while the request was on its way is as good as a reply.
-        let talk = match self.take_spare(talk, turn) {
+        let mut talk = match self.take_spare(talk, turn) {
             Ok(next) => return next,
             Err(talk) => talk,
         };
         // A message that came while the request was on its way may be newer than the reply.
-        let is_told = talk.hurry != Hurry::No;
-        let until = if is_told { turn.now } else { end_after(turn.now, pause) };
+        let until = if talk.is_told {
+            talk.set_may_be_free();
+            turn.now
+        } else {
+            end_after(turn.now, pause)
+        };
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
         Next::Park { until: Some(until), contended }
@@ -1073,7 +1073,7 @@ impl<P: Clone> Name<P> {
             self.fail_endless(failure, turn);
         }
         let hold = talk.first.hold.clone();
-        if talk.first.in_doubt {
+        if talk.first.may_begin {
             // A request of it may still be executed, when no thread waits for the hold any more.
             self.doubt_call(&talk.first, true, turn);
         }
@@ -1116,7 +1116,7 @@ impl<P: Clone> Name<P> {
             // A call that has waited since before the outage would find out nothing else.
             talk.known = Known::Failed(failure, at);
         }
-        talk.hurry = Hurry::Told;
+        talk.is_told = true;
         step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         self.state = State::Waiting(talk);
         Some(kind)
@@ -1127,14 +1127,7 @@ impl<P: Clone> Name<P> {
         if let State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
-            let mut talk = self.take_talk();
-            if talk.hurry == Hurry::MayBeFree {
-                // The lock was released a moment ago, so that another attempt may soon succeed too.
-                talk.pauses.backoff = None;
-                if let Known::Held { until, .. } = &mut talk.known {
-                    *until = None;
-                }
-            }
+            let talk = self.take_talk();
             return self.ask(talk, turn);
         }
         match self.take_behind(number) {
@@ -1171,10 +1164,10 @@ impl<P: Clone> Name<P> {
         // What it could ask Redis, the first call asks: the next reply decides for both.
         call.leaves = true;
         if let State::Waiting(talk) = &mut self.state
-            && talk.hurry == Hurry::No
+            && !talk.is_told
         {
             // That call may have a long pause left.
-            talk.hurry = Hurry::Told;
+            talk.is_told = true;
             turn.step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         }
         let Caller { times, wait, .. } = call.caller;
@@ -1262,7 +1255,7 @@ impl<P: Clone> Name<P> {
             State::Asking(talk) => talk.asks_for(call.number),
             _ => false,
         };
-        if call.in_doubt || is_asked_for {
+        if call.may_begin || is_asked_for {
             self.doubt_call(call, true, turn);
         }
     }
@@ -1286,17 +1279,18 @@ impl<P: Clone> Name<P> {
     /// Releases a tenure that the first call cannot use.
     fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn<P>) {
         if self.end_tenure(kept, turn.step.now) {
-            turn.step.actions.push(Action::Release { hold: kept.clone(), is_awaited: false });
+            turn.step.actions.push(Action::Release { hold: kept.clone(), calls_wait: false });
         }
     }
 
     /// Lets the first call try, because the lock may be free.
     fn wake(&mut self, step: &mut NameStep<P>) {
         match &mut self.state {
-            State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
+            // The reply may be older.
+            State::Asking(talk) => talk.is_told = true,
             State::Waiting(talk) => {
-                let before = mem::replace(&mut talk.hurry, Hurry::MayBeFree);
-                if before == Hurry::No {
+                talk.set_may_be_free();
+                if !mem::replace(&mut talk.is_told, true) {
                     step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
                 }
             }
@@ -1319,7 +1313,7 @@ impl<P: Clone> Name<P> {
         talk.hears = false;
         if let Some(until) = talk.relies_until.take()
             && is_parked
-            && talk.hurry == Hurry::No
+            && !talk.is_told
         {
             // The pause was long because a message would have ended it.
             let until = Some(until.min(end_after(now, talk.pauses.next_backoff())));
@@ -1332,10 +1326,10 @@ impl<P: Clone> Name<P> {
     /// next one, which may be sent before the thread is awake, and the port of the call.
     pub(crate) fn ask_ahead(&mut self, turn: &mut Turn<P>) -> Option<(P, Ask)> {
         let State::Waiting(talk) = &mut self.state else { return None };
-        if talk.hurry != Hurry::No {
+        if talk.is_told {
             return None;
         }
-        talk.hurry = Hurry::MayBeFree;
+        talk.set_may_be_free();
         let number = talk.first.number;
         let port = talk.first.port.clone();
         let Next::Ask(ask) = self.due(number, turn) else { return None };
@@ -1417,7 +1411,7 @@ impl<P: Clone> Name<P> {
             if self.tenure(hold).is_some_and(Tenure::is_debt) {
                 // Its release was executed, though the reply to that is still on its way. Should it
                 // say that the hold was gone before, only the caller of `unlock` learns that.
-                self.settle(hold, &Ok(()), step);
+                self.released(hold, &Ok(()), ReleasedBy::Call, step);
             } else {
                 // Another input may have found it lost, and its thread still look up why.
                 self.mark_lost(hold, LossCause::Gone);
@@ -1500,8 +1494,8 @@ impl<P: Clone> Name<P> {
             return false;
         }
         step.actions.push(Action::CountEnd);
-        let is_awaited = self.calls().next().is_some();
-        step.actions.push(Action::Release { hold: hold.clone(), is_awaited });
+        let calls_wait = self.calls().next().is_some();
+        step.actions.push(Action::Release { hold: hold.clone(), calls_wait });
         true
     }
 
@@ -1525,7 +1519,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends the present hold of a tenure that goes on, and reports that.
     fn end_current(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
-        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(step.now));
+        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_use(step.now));
         if let Some(held) = held {
             step.report(hold, HoldEvent::Released { held });
         }
@@ -1616,7 +1610,7 @@ impl<P: Clone> Name<P> {
 
     fn fits(&self, permit: &Hold, call: &Call<P>, now: Moment) -> bool {
         call.hold.kind == permit.id.kind
-            && !call.in_doubt
+            && !call.may_begin
             && self.may_follow(permit, &call.caller, false, now)
     }
 
@@ -1644,7 +1638,7 @@ impl<P: Clone> Name<P> {
             return;
         };
         // The message was for whichever call comes first, and one permit may not be all there is.
-        if talk.hurry != Hurry::No {
+        if talk.is_told {
             step.actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }
         let first = mem::replace(&mut talk.first, next);
@@ -1685,7 +1679,7 @@ impl<P: Clone> Name<P> {
             self.give_back(&spare, turn);
             return Err(talk);
         }
-        if mem::take(&mut talk.first.in_doubt) {
+        if mem::take(&mut talk.first.may_begin) {
             self.doubt_call(&talk.first, true, turn);
         }
         self.pass_permit(talk, &spare, &mut turn.step);
@@ -1706,7 +1700,7 @@ impl<P: Clone> Name<P> {
 
     /// Lets the next call try if this hold was in its way, and has ended. Returns `false` if it was
     /// not.
-    fn end_hold(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
+    fn let_next_try(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
         let was_in_the_way = self.is_held_by(hold);
         if was_in_the_way {
             self.advance(step);
@@ -1726,7 +1720,7 @@ impl<P: Clone> Name<P> {
             ends
         });
         if ends {
-            self.end_hold(hold, step);
+            self.let_next_try(hold, step);
         }
         ends
     }
@@ -1738,94 +1732,96 @@ impl<P: Clone> Name<P> {
         if ends {
             step.actions.push(Action::CountEnd);
             // First the report: the next holder has its own.
-            self.end_release(hold, &Ok(()), step);
+            self.report_end(hold, &Ok(()), step);
             self.take_tenure(hold);
-            self.end_hold(hold, step);
+            self.let_next_try(hold, step);
         }
         ends
     }
 
-    /// Records how a hold has ended that was released, and reports that, unless it is known
-    /// already. What the store no longer has is forgotten; the renewer gets what may exist there.
-    fn settle(
+    /// Takes the outcome of a release: of a tenure that is ending, whose end is reported then, or
+    /// of a debt. Returns `false` if an earlier outcome has said how it ends.
+    fn released(
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
+        by: ReleasedBy,
         step: &mut NameStep<P>,
     ) -> bool {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
-        let is_new = self.report_end(hold, outcome, step);
-        if is_new {
-            if may_exist {
-                step.actions.push(Action::Owe(hold.clone()));
-            }
-            // Last: a shutdown that finds nothing unfinished looks for payments next.
-            step.actions.push(Action::Finish);
+        // What the renewer has released it goes on with by itself.
+        let is_new = self.is_ending(hold);
+        if is_new && may_exist && by == ReleasedBy::Call {
+            step.actions.push(Action::Owe(hold.clone()));
         }
+        self.report_end(hold, outcome, step);
         if !has_failed {
+            // The calls for its name release a debt until the first success. After that it is the
+            // renewer's alone, if a request may begin it again.
             self.forget(hold);
         }
         is_new
     }
 
-    /// Like `settle`, for a debt that the renewer has paid, or pays no longer.
-    fn settle_debt(
+    /// Forgets a hold whose release has not been confirmed until its lease was over. Returns
+    /// `false` if its end was reported before.
+    fn give_up_release(
         &mut self,
         hold: &Arc<Hold>,
-        outcome: &Result<(), HoldFailure>,
+        failure: &Failure,
         step: &mut NameStep<P>,
     ) -> bool {
-        let is_new = self.end_release(hold, outcome, step);
+        let is_new = self.is_ending(hold);
+        self.report_end(hold, &Err(HoldFailure::Failed(failure.clone())), step);
         self.forget(hold);
         is_new
     }
 
-    /// Reports how the release of a tenure goes, if that is not known yet.
-    fn end_release(
-        &mut self,
-        hold: &Arc<Hold>,
-        outcome: &Result<(), HoldFailure>,
-        step: &mut NameStep<P>,
-    ) -> bool {
-        let is_new = self.report_end(hold, outcome, step);
-        if is_new {
-            step.actions.push(Action::Finish);
-        }
-        is_new
+    fn is_ending(&self, hold: &Hold) -> bool {
+        self.tenure(hold).is_some_and(|it| matches!(it.phase, TenurePhase::Ending { .. }))
     }
 
-    /// Reports how a tenure has ended, if it is ending and its hold was reported. Returns `false`
-    /// if that is known already.
+    /// Reports how a tenure has ended that is ending, and that it is over. Of one of which that is
+    /// known there is nothing to report.
     fn report_end(
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
         step: &mut NameStep<P>,
-    ) -> bool {
-        let Some(tenure) = self.tenure_mut(hold) else { return false };
-        let TenurePhase::Ending { ended } = tenure.phase else { return false };
+    ) {
+        let Some(tenure) = self.tenure_mut(hold) else { return };
+        let TenurePhase::Ending { ended } = tenure.phase else { return };
         tenure.phase = TenurePhase::Owed;
         let last = tenure.last.take();
-        // The server had forgotten the hold before its release came.
-        let is_lost = matches!(outcome, Err(HoldFailure::Lost));
-        let loss = if is_lost { Some(tenure.lose_after_end()) } else { None };
-        tenure.tell_watches(is_lost);
-        // A tenure that was kept has no hold to report, nor has one whose call never had it.
-        if !mem::take(&mut tenure.is_reported) {
-            return true;
-        }
-        let Some(Use { since, site }) = last else { return true };
-        let what = match (outcome, loss) {
-            (_, Some(loss)) => HoldEvent::Lost { site: Some(site), loss },
-            (Err(HoldFailure::Failed(failure)), None) => {
-                HoldEvent::ReleaseFailed { site, failure: failure.clone() }
+        // Without a call that had it, or was to get it, there is no hold to report.
+        let reported = if mem::take(&mut tenure.is_reported) { last } else { None };
+        let event = match outcome {
+            Ok(()) => {
+                tenure.tell_watches(false);
+                reported.map(|Use { since, .. }| HoldEvent::Released { held: ended.since(since) })
             }
-            (Err(_), None) => return true,
-            (Ok(()), None) => HoldEvent::Released { held: ended.since(since) },
+            Err(HoldFailure::Failed(failure)) => {
+                tenure.tell_watches(false);
+                let failure = failure.clone();
+                reported.map(|Use { site, .. }| HoldEvent::ReleaseFailed { site, failure })
+            }
+            // The server had forgotten the hold before its release came.
+            Err(HoldFailure::Lost) => {
+                let loss = tenure.lose_after_end();
+                tenure.tell_watches(true);
+                reported.map(|Use { site, .. }| HoldEvent::Lost { site: Some(site), loss })
+            }
+            Err(HoldFailure::Ended) => {
+                tenure.tell_watches(false);
+                None
+            }
         };
-        step.report(hold, what);
-        true
+        if let Some(event) = event {
+            step.report(hold, event);
+        }
+        // Last: a shutdown that finds nothing unfinished looks for payments next.
+        step.actions.push(Action::Finish);
     }
 
     /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
@@ -1884,7 +1880,7 @@ impl<P: Clone> Name<P> {
             self.take_tenure(hold);
         }
         step.actions.push(Action::Finish);
-        self.end_hold(hold, step);
+        self.let_next_try(hold, step);
         true
     }
 
@@ -2024,10 +2020,6 @@ impl<P: Clone> Name<P> {
 
     fn calls_behind(&self) -> impl Iterator<Item = &Call<P>> {
         self.behind.iter().flat_map(|behind| behind.iter())
-    }
-
-    fn is_last(&self) -> bool {
-        self.calls_behind().next().is_none()
     }
 
     /// Returns the hold of a call.

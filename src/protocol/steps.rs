@@ -27,7 +27,7 @@ pub(crate) struct Call<P> {
     /// Where the call is told what to do next while its thread is parked.
     pub(crate) port: P,
     /// Whether a request without a reply may have begun the hold, or may still begin it.
-    pub(super) in_doubt: bool,
+    pub(super) may_begin: bool,
     /// Whether it has timed out, and only waits for the next reply.
     pub(super) leaves: bool,
 }
@@ -39,7 +39,7 @@ impl<P> Call<P> {
             hold,
             caller: caller.clone(),
             port,
-            in_doubt: false,
+            may_begin: false,
             leaves: false,
         }
     }
@@ -127,12 +127,11 @@ pub(crate) enum HoldInput<'a> {
     EndKept,
     /// Its release was sent.
     ReleaseSent,
-    /// Its release has ended so.
-    Released(&'a Result<(), HoldFailure>),
-    /// Its release, which the renewer repeats, has failed so far, and no thread waits for it.
-    ReleaseFailed(&'a Failure),
-    /// The renewer has released it, or tries no longer.
-    Paid(&'a Result<(), HoldFailure>),
+    /// Its release has this outcome.
+    Released { outcome: &'a Result<(), HoldFailure>, by: ReleasedBy },
+    /// The renewer, whose last attempt to release it has failed so, tries no longer: its lease is
+    /// over.
+    ReleaseGivenUp(&'a Failure),
     /// It is a debt: no call has it, and it may exist in the store until it was released.
     Owed,
     /// No thread waits any longer for its release, of which the outcome is not known.
@@ -163,6 +162,14 @@ pub(crate) enum HoldInput<'a> {
     KeptDue,
     /// It may have been held for longer than this.
     LongDue { after: Duration },
+}
+
+/// Who has sent a release, and goes on with one that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReleasedBy {
+    /// A call, which leaves it to the renewer then.
+    Call,
+    Renewer,
 }
 
 /// What the machine is told of the world with each input about a call, and what follows.
@@ -322,9 +329,9 @@ pub(crate) enum Action<P> {
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
     /// does.
     RecordFailure(Failure, Option<Duration>),
-    /// Sends the release of a hold that has ended here. If that is `awaited`, goes on with
+    /// Sends the release of a hold that has ended here. If calls wait until it is sent, goes on with
     /// [`HoldInput::ReleaseSent`].
-    Release { hold: Arc<Hold>, is_awaited: bool },
+    Release { hold: Arc<Hold>, calls_wait: bool },
     /// Asks for this change of a hold, which renews it.
     Renew(Change),
     /// Looks at a lease again then.

@@ -193,7 +193,7 @@ impl Tenure {
 
     /// Ends the present hold of a tenure that goes on. Returns for how long it was held, if that is
     /// reported.
-    pub(super) fn end_hold(&mut self, now: Moment) -> Option<Duration> {
+    pub(super) fn end_use(&mut self, now: Moment) -> Option<Duration> {
         // Those that watch the hold learn that it has ended, although its tenure goes on.
         self.tell_watches(false);
         if !mem::take(&mut self.is_reported) {

@@ -71,7 +71,7 @@ prop_compose! {
         nonce: u64,
         fence: u64,
         (lease, taken_for) in (any::<Duration>(), any::<Duration>()),
-        in_doubt: bool,
+        may_begin: bool,
         note: String,
     ) -> Ticket {
         let random = "0a".repeat(16);
@@ -81,7 +81,7 @@ prop_compose! {
         // Most of all possible durations are longer than any lease.
         let (lease, taken_for) = (lease / (1 << 31), taken_for / (1 << 31));
         let (note, fence) = (id.has_note().then(|| note.into()), fence >> 10);
-        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
+        let hold = DetachedHold { id, fence, lease, taken_for, may_begin, note };
         Ticket { prefix: prefix.into(), hold }
     }
 }

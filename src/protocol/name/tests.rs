@@ -43,7 +43,7 @@ impl Told {
 pub(crate) enum Ending {
     GoesOn,
     Lost,
-    Released { is_awaited: bool },
+    Released { calls_wait: bool },
 }
 
 impl Ending {
@@ -51,8 +51,8 @@ impl Ending {
     pub(crate) fn take<P>(is_in_time: bool, actions: &mut Actions<P>) -> Self {
         let mut ending = if is_in_time { Self::GoesOn } else { Self::Lost };
         actions.retain(|action| {
-            if let Action::Release { is_awaited, .. } = action {
-                ending = Self::Released { is_awaited: *is_awaited };
+            if let Action::Release { calls_wait, .. } = action {
+                ending = Self::Released { calls_wait: *calls_wait };
             }
             !matches!(action, Action::Release { .. })
         });
@@ -264,12 +264,12 @@ impl World {
         let mut step = NameStep { can_keep: true, ..NameStep::new(Moment::now()) };
         let is_in_time = self.name.step_hold(hold, HoldInput::End { hands_off: false }, &mut step);
         let ending = Ending::take(is_in_time, &mut step.actions);
-        assert_eq!(ending, Ending::Released { is_awaited: true });
+        assert_eq!(ending, Ending::Released { calls_wait: true });
         assert!(step.actions.is_empty(), "it hands nothing off");
     }
 
     fn settle(&mut self, hold: &Arc<Hold>) {
-        self.step_hold(hold, HoldInput::Released(&Ok(())));
+        self.step_hold(hold, HoldInput::Released { outcome: &Ok(()), by: ReleasedBy::Call });
     }
 
     fn mark_lost(&mut self, hold: &Arc<Hold>) {
@@ -425,7 +425,7 @@ fn readers_share_a_hold_which_ends_with_the_last() {
     for _ in 0..3 {
         assert_eq!(world.end(&hold), Ending::GoesOn);
     }
-    assert_eq!(world.end(&hold), Ending::Released { is_awaited: false });
+    assert_eq!(world.end(&hold), Ending::Released { calls_wait: false });
     asks(&world.call_as(HoldKind::Read, &options(), Wait::No).next);
 }
 
@@ -449,7 +449,7 @@ fn no_reader_joins_after_a_writer_or_the_tenure_or_with_other_terms() {
     world.reply(held());
     let late = world.call_as(HoldKind::Read, &options(), Wait::Endless);
     assert!(is_parked(&late.next));
-    assert_eq!(world.end(&hold), Ending::Released { is_awaited: true });
+    assert_eq!(world.end(&hold), Ending::Released { calls_wait: true });
     // Nor those that wait behind one.
     let mut world = World::new();
     world.call_as(HoldKind::Read, &options(), Wait::Endless);
@@ -588,7 +588,7 @@ fn a_hold_whose_release_is_not_confirmed_is_remembered() {
     let mut world = World::new();
     world.call(Wait::Endless);
     let mine = world.acquire();
-    assert_eq!(world.end(&mine), Ending::Released { is_awaited: false });
+    assert_eq!(world.end(&mine), Ending::Released { calls_wait: false });
     let next = world.call(Wait::Endless);
     asks(&next.next);
     // It may be what is in the way.
@@ -621,7 +621,7 @@ fn a_new_hold_shows_that_those_beside_it_and_before_it_are_over() {
     let ended = world.begin_beside(other, 0).expect("it is later");
     let over = world.ended();
     assert!(Arc::ptr_eq(&over[0], &earlier) && over.len() == 1);
-    assert_eq!(world.end(&ended), Ending::Released { is_awaited: false });
+    assert_eq!(world.end(&ended), Ending::Released { calls_wait: false });
     asks(&world.call(Wait::Endless).next);
     let hold = world.acquire();
     world.report_begin(&hold);
@@ -1075,7 +1075,7 @@ fn a_writer_hands_the_lock_to_the_next_writer_but_not_past_a_reader() {
     assert!(matches!(got, Some(Outcome::HandedOff(next)) if Arc::ptr_eq(&next, &hold)));
     assert_eq!(hold.fence(), 2);
     assert!(reader.told.is_empty(), "it asks once the release was sent");
-    assert_eq!(world.end(&hold), Ending::Released { is_awaited: true });
+    assert_eq!(world.end(&hold), Ending::Released { calls_wait: true });
     world.end_hold(&hold);
     assert!(reader.told.is_turn() && last.told.is_empty());
     asks(&world.due(&reader));
@@ -1304,5 +1304,5 @@ fn a_permit_is_released_where_no_call_can_have_it() {
     let other = LockOptions { lease: SOON, ..options() };
     world.call_as(PERMIT, &other, Wait::Endless);
     world.reply(held());
-    assert_eq!(world.end(&permit), Ending::Released { is_awaited: true });
+    assert_eq!(world.end(&permit), Ending::Released { calls_wait: true });
 }

@@ -41,7 +41,7 @@ fn expire(tenure: &mut Tenure, now: Moment) -> bool {
 }
 
 fn keep(tenure: &mut Tenure) -> Option<Moment> {
-    tenure.end_hold(NOW);
+    tenure.end_use(NOW);
     tenure.keep(NOW)
 }
 
@@ -285,7 +285,7 @@ fn only_a_lock_that_is_kept_is_looked_at_and_once_in_the_time_of_keeping() {
 fn a_hold_that_is_over_does_not_become_wanted() {
     let mut tenure = keepable(&keeping());
     let first = tenure.wanted_signal();
-    tenure.end_hold(NOW);
+    tenure.end_use(NOW);
     tenure.begin_next(&caller(&keeping()), NOW);
     let second = tenure.wanted_signal();
     keep(&mut tenure);

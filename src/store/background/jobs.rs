@@ -167,8 +167,8 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         self.nodes.retain(|known| {
             let is_busy = !known.waiting.is_empty() || known.connection.is_busy();
             // Replies over the connections of calls come here, too.
-            let is_awaited = is_busy || known.over_pool_until.is_some();
-            is_awaited || self.policy.keeps(&known.connection.peer)
+            let calls_wait = is_busy || known.over_pool_until.is_some();
+            calls_wait || self.policy.keeps(&known.connection.peer)
         });
         for job in jobs {
             match self.policy.route(&job.hold.name) {
