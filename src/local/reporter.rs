@@ -113,7 +113,9 @@ impl Reporter {
 
     fn perform_all(&self, actions: Actions<Arc<Parker>>) {
         perform_each(actions, |action| {
-            self.perform(action);
+            let left = self.perform(action);
+            // Only inputs whose caller performs the actions itself lead to requests.
+            debug_assert!(left.is_none());
         });
     }
 
