@@ -336,6 +336,8 @@ pub(crate) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     let ended = ended || in_doubt;
     if ended && let Some(hold) = &hold {
         for hold in shared.names.find(hold) {
+            // Its call may have got it only now.
+            shared.reporter.step(&hold, HoldInput::Forced);
             shared.reporter.step(&hold, HoldInput::Gone);
         }
     }

@@ -138,8 +138,9 @@ enum Purpose {
     Acquire {
         /// The calls behind for which it asks as well.
         others: Vec<Other>,
-        /// Whether this client had debts when it was sent.
-        had_debts: bool,
+        /// Whether a debt of this client may be released later in the store than this is executed,
+        /// though the reply to that comes first: over another connection.
+        may_be_older: bool,
     },
     /// The end of earlier holds of this client, which may be what is in the way.
     Pay(Vec<Arc<Hold>>),
@@ -170,7 +171,7 @@ struct Other {
 }
 
 impl Purpose {
-    const ACQUIRE: Self = Self::Acquire { others: Vec::new(), had_debts: false };
+    const ACQUIRE: Self = Self::Acquire { others: Vec::new(), may_be_older: false };
 }
 
 /// What the last request of the first call has shown.
@@ -265,7 +266,7 @@ impl<P> Conversation<P> {
     fn next_request(
         &mut self,
         behind: Option<&VecDeque<Call<P>>>,
-        has_debts: bool,
+        may_be_older: bool,
         turn: &Turn<P>,
     ) -> Ask {
         let Caller { wait, times, .. } = self.first.caller;
@@ -300,7 +301,7 @@ impl<P> Conversation<P> {
                 let mut holds = smallvec![self.first.hold.clone()];
                 holds.extend(alike.iter().map(|call| call.hold.clone()));
                 let others = alike.into_iter().map(Other::of).collect();
-                self.purpose = Purpose::Acquire { others, had_debts: has_debts };
+                self.purpose = Purpose::Acquire { others, may_be_older };
                 let echo = self.wants_echo(registration, turn);
                 Ask {
                     holds,
@@ -630,7 +631,8 @@ impl<P: Clone> Name<P> {
     }
 
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
-        let ask = talk.next_request(self.behind.as_deref(), self.has_debts(), turn);
+        let may_be_older = self.has_debts() && !turn.policy.keeps_order;
+        let ask = talk.next_request(self.behind.as_deref(), may_be_older, turn);
         // Messages that arrive from here on may be about a release after this request.
         talk.is_told = false;
         talk.relies_until = None;
@@ -663,10 +665,10 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         let mut talk = self.take_talk();
         match talk.take_purpose() {
-            Purpose::Acquire { others, had_debts } => {
+            Purpose::Acquire { others, may_be_older } => {
                 let reply = self.reply_to_attempt(&mut talk, others, sent, reply, next, turn);
                 talk.record_answer(&reply);
-                self.go_on(talk, had_debts, sent, reply, turn)
+                self.go_on(talk, may_be_older, sent, reply, turn)
             }
             Purpose::Recall { failure, told } => {
                 talk.record_answer(&reply);
@@ -731,7 +733,7 @@ impl<P: Clone> Name<P> {
     fn go_on(
         &mut self,
         mut talk: Box<Conversation<P>>,
-        had_debts: bool,
+        may_be_older: bool,
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
         turn: &mut Turn<P>,
@@ -750,17 +752,15 @@ impl<P: Clone> Name<P> {
                 self.begin_hold(talk, hold, turn)
             }
             // A debt of this client may be what is in the way: the call releases it first. If it
-            // was released in the meantime, that may have been executed after this request, though
-            // it was written before: over another connection. What is left is another owner's.
+            // was released in the meantime, the reply may still be about it, so the call asks again.
+            // Otherwise another owner has the lock.
             Ok(AcquireReply::Held { .. }) if self.has_debts() => {
                 let debts = self.debts();
                 talk.purpose = Purpose::Pay(debts.clone());
                 self.state = State::Asking(talk);
                 Next::Pay(debts)
             }
-            Ok(AcquireReply::Held { .. }) if had_debts && !turn.policy.keeps_order => {
-                self.ask(talk, turn)
-            }
+            Ok(AcquireReply::Held { .. }) if may_be_older => self.ask(talk, turn),
             Ok(AcquireReply::Held { remaining, recalled, echoed, .. }) => {
                 let is_echoed = echoed.is_some();
                 match talk.pause_while_held(sent, remaining, recalled, is_echoed, turn) {
@@ -1760,6 +1760,13 @@ impl<P: Clone> Name<P> {
             // The calls for its name release a debt until the first success. After that it is the
             // renewer's alone, if a request may begin it again.
             self.forget(hold);
+            // The renewer has connections of its own.
+            if by == ReleasedBy::Renewer
+                && let State::Asking(talk) = &mut self.state
+                && let Purpose::Acquire { may_be_older, .. } = &mut talk.purpose
+            {
+                *may_be_older = true;
+            }
         }
         is_new
     }

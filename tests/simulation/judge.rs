@@ -125,6 +125,22 @@ impl NameState {
     }
 }
 
+/// A hold as servers have it.
+pub(super) struct HoldAtServers {
+    name: usize,
+    hold: HoldId,
+    /// If not, its name is offered to its client, or stays taken though the hold has ended.
+    is_held: bool,
+    /// How long it lasts at each of them, the longest first.
+    lasts: Vec<Duration>,
+}
+
+impl HoldAtServers {
+    fn is_same(&self, other: &Self) -> bool {
+        (self.name, &self.hold, self.is_held) == (other.name, &other.hold, other.is_held)
+    }
+}
+
 impl World {
     /// Notes who has, and who waits for, each name at the server.
     pub(super) fn look_at_server(&mut self) {
@@ -262,55 +278,57 @@ impl World {
 
     /// Returns the holds of each name, each with how long it lasts at each server, the longest
     /// first.
-    pub(super) fn holds(&self) -> Vec<(usize, HoldId, Vec<Duration>)> {
-        let mut holds: Vec<(usize, HoldId, Vec<Duration>)> = Vec::new();
+    pub(super) fn holds(&self) -> Vec<HoldAtServers> {
+        let mut holds: Vec<HoldAtServers> = Vec::new();
         for (number, name) in self.names.iter().enumerate() {
             for server in &self.network.servers {
-                for (hold, _, left) in server.holds(&name.key) {
-                    let known = holds.iter_mut().find(|it| (it.0, &it.1) == (number, &hold));
-                    match known {
-                        Some((.., lasts)) => lasts.push(left),
-                        None => holds.push((number, hold, vec![left])),
+                for (hold, depth, left) in server.holds(&name.key) {
+                    let new =
+                        HoldAtServers { name: number, hold, is_held: depth > 0, lasts: vec![left] };
+                    match holds.iter_mut().find(|it| it.is_same(&new)) {
+                        Some(known) => known.lasts.push(left),
+                        None => holds.push(new),
                     }
                 }
             }
         }
-        for (.., lasts) in &mut holds {
-            lasts.sort_unstable_by(|one, it| it.cmp(one));
+        for it in &mut holds {
+            it.lasts.sort_unstable_by(|one, other| other.cmp(one));
         }
         holds
     }
 
     /// Notes the holds that have begun since, which no call has asked for.
-    pub(super) fn note_unasked(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
+    pub(super) fn note_unasked(&mut self, before: &[HoldAtServers]) {
         let unasked = self.begun_since(before);
         self.unasked.extend(unasked);
     }
 
     /// Notes the holds that more servers of a quorum have than before, because one has older data.
-    fn note_regained(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
-        for (_, hold, lasts) in self.holds() {
-            let known = before.iter().find(|(_, it, _)| *it == hold);
-            if known.is_some_and(|(.., earlier)| earlier.len() < lasts.len()) {
+    fn note_regained(&mut self, before: &[HoldAtServers]) {
+        for regained in self.holds() {
+            let known = before.iter().find(|it| it.is_same(&regained));
+            if known.is_some_and(|it| it.lasts.len() < regained.lasts.len()) {
                 let (at, token) = (clock::now(), self.last_token());
-                self.unasked.push(Unexpected { hold, at, token });
+                self.unasked.push(Unexpected { hold: regained.hold, at, token });
             }
         }
     }
 
     /// Notes the holds that a late request has begun.
-    pub(super) fn note_late(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
+    pub(super) fn note_late(&mut self, before: &[HoldAtServers]) {
         self.changes += 1;
         let late = self.begun_since(before);
         self.late.extend(late);
     }
 
-    /// Returns the holds that have begun since the servers had these.
-    fn begun_since(&self, before: &[(usize, HoldId, Vec<Duration>)]) -> Vec<Unexpected> {
+    /// Returns the holds that have begun since the servers had these, or are back after their end.
+    fn begun_since(&self, before: &[HoldAtServers]) -> Vec<Unexpected> {
         let mut begun = Vec::new();
-        for (_, hold, _) in self.holds() {
-            if !before.iter().any(|(_, it, _)| *it == hold) {
-                begun.push(Unexpected { hold, at: clock::now(), token: self.last_token() });
+        for new in self.holds() {
+            if !before.iter().any(|it| it.is_same(&new)) {
+                let (at, token) = (clock::now(), self.last_token());
+                begun.push(Unexpected { hold: new.hold, at, token });
             }
         }
         begun
@@ -400,18 +418,14 @@ impl World {
 
     /// Notes which of these holds end earlier than they would have, and so may be overlapped. No
     /// later token than `fence` was given then.
-    fn excuse_ended(
-        &mut self,
-        before: Vec<(usize, HoldId, Vec<Duration>)>,
-        fence: u64,
-        is_safe: bool,
-    ) {
+    fn excuse_ended(&mut self, before: Vec<HoldAtServers>, fence: u64, is_safe: bool) {
         // Not by the clock of the server that executes a request.
         let now = executor::skewed(0, clock::now);
         let (after, required) = (self.holds(), self.required());
-        for (name, hold, lasts) in before {
-            let remains = after.iter().find(|(at, it, _)| *at == name && *it == hold);
-            let remains = remains.and_then(|(.., lasts)| lasts.get(required - 1).copied());
+        for ended in before {
+            let remains = after.iter().find(|it| it.is_same(&ended));
+            let remains = remains.and_then(|it| it.lasts.get(required - 1).copied());
+            let HoldAtServers { name, hold, lasts, .. } = ended;
             let (left, remains) = (lasts[0], remains.unwrap_or_default());
             let client = self.clients.iter().position(|it| *it.id == *hold.client);
             if let Some(client) = client.filter(|_| remains < left && !is_safe) {

@@ -688,6 +688,20 @@ fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
     assert!(is_parked(&world.reply(held())));
 }
 
+/// The renewer has connections of its own.
+#[test]
+fn a_reply_may_be_older_than_what_the_renewer_has_released() {
+    let mut world = World::new();
+    world.call(Wait::Endless);
+    let mine = world.acquire();
+    world.end(&mine);
+    world.call(Wait::Endless);
+    let by = ReleasedBy::Renewer;
+    world.step_hold(&mine, HoldInput::Released { outcome: &Ok(()), by });
+    asks(&world.reply(held()));
+    assert!(is_parked(&world.reply(held())));
+}
+
 /// The table in the head of `name.rs`, line by line.
 #[test]
 fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
