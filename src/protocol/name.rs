@@ -1759,9 +1759,11 @@ impl<P: Clone> Name<P> {
         if !has_failed {
             // The calls for its name release a debt until the first success. After that it is the
             // renewer's alone, if a request may begin it again.
+            let is_first = self.tenure(hold).is_some();
             self.forget(hold);
             // The renewer has connections of its own.
-            if by == ReleasedBy::Renewer
+            if is_first
+                && by == ReleasedBy::Renewer
                 && let State::Asking(talk) = &mut self.state
                 && let Purpose::Acquire { may_be_older, .. } = &mut talk.purpose
             {
