@@ -113,6 +113,8 @@ struct Conversation<P> {
     /// Since the first failure.
     retry: Option<RetryPolicy>,
     known: Known,
+    /// When servers have answered the last of its requests, if they have.
+    answered: Option<Instant>,
     /// Until when another client has time to release a lock that it may only keep. Set once that
     /// client was told, if the call does not wait, or is about to be, if the call wants the name as
     /// another kind.
@@ -212,6 +214,7 @@ impl<P> Conversation<P> {
             registration,
             retry: None,
             known: Known::Nothing,
+            answered: None,
             recall_ends: None,
             is_told: false,
             hears: false,
@@ -409,10 +412,12 @@ impl<P> Conversation<P> {
     }
 
     /// Records whether servers have answered a request: the next failure then begins an outage.
-    fn record_answer<T>(&mut self, reply: &Result<T, Failure>) {
-        if reply.is_ok()
-            && let Some(retry) = &mut self.retry
-        {
+    fn record_answer<T>(&mut self, reply: &Result<T, Failure>, now: Instant) {
+        if reply.is_err() {
+            return;
+        }
+        self.answered = Some(now);
+        if let Some(retry) = &mut self.retry {
             retry.record_reply();
         }
     }
@@ -667,15 +672,15 @@ impl<P: Clone> Name<P> {
         match talk.take_purpose() {
             Purpose::Acquire { others, may_be_older } => {
                 let reply = self.reply_to_attempt(&mut talk, others, sent, reply, next, turn);
-                talk.record_answer(&reply);
+                talk.record_answer(&reply, turn.now);
                 self.go_on(talk, may_be_older, sent, reply, turn)
             }
             Purpose::Recall { failure, told } => {
-                talk.record_answer(&reply);
+                talk.record_answer(&reply, turn.now);
                 self.reply_to_recall(talk, failure, told, &reply, turn)
             }
             Purpose::Refill(kept) => {
-                talk.record_answer(&reply);
+                talk.record_answer(&reply, turn.now);
                 self.reply_to_refill(talk, &kept, sent, reply, turn)
             }
             Purpose::Pay(_) | Purpose::Unregister | Purpose::Withdraw(_) => {
@@ -983,7 +988,7 @@ impl<P: Clone> Name<P> {
     /// Goes on after the change was made for which the first call has asked, or has failed.
     fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
         let mut talk = self.take_talk();
-        talk.record_answer(&outcome);
+        talk.record_answer(&outcome, turn.now);
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
                 for debt in &debts {
@@ -1131,6 +1136,11 @@ impl<P: Clone> Name<P> {
             return self.ask(talk, turn);
         }
         match self.take_behind(number) {
+            Some((place, call)) if call.leaves && turn.now < self.reply_deadline(&call) => {
+                let until = Some(self.reply_deadline(&call));
+                self.behind.get_or_insert_default().insert(place, call);
+                Next::Park { until, contended: true }
+            }
             Some((_, call)) if call.leaves => {
                 let why = "the call in front has had no reply in time";
                 let failure = Failure::too_late(&Arc::from("the server"), why);
@@ -1170,10 +1180,20 @@ impl<P: Clone> Name<P> {
             talk.is_told = true;
             turn.step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         }
-        let Caller { times, wait, .. } = call.caller;
-        let until = Some(times.request_deadline(wait, turn.now));
+        let until = Some(call.caller.request_deadline(turn.now));
         self.push(call, in_front);
         Next::Park { until, contended: true }
+    }
+
+    /// Returns until when a call that has timed out waits for the reply to the first call, which may
+    /// need several requests, each with its own time.
+    fn reply_deadline(&self, call: &Call<P>) -> Instant {
+        let answered = match &self.state {
+            State::Asking(talk) | State::Waiting(talk) => talk.answered,
+            _ => None,
+        };
+        let begin = call.caller.begin;
+        call.caller.request_deadline(answered.map_or(begin, |answered| answered.max(begin)))
     }
 
     /// Returns the outcome of a call that has timed out, if enough is known since it began.

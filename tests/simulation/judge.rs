@@ -137,7 +137,9 @@ pub(super) struct HoldAtServers {
 
 impl HoldAtServers {
     fn is_same(&self, other: &Self) -> bool {
-        (self.name, &self.hold, self.is_held) == (other.name, &other.hold, other.is_held)
+        // A reader may be the writer again that it was.
+        let is_alike = self.hold == other.hold && self.hold.kind == other.hold.kind;
+        is_alike && (self.name, self.is_held) == (other.name, other.is_held)
     }
 }
 
@@ -763,6 +765,11 @@ impl World {
         let is_own_name =
             |it: &Unexpected| *it.hold.client == **own && *it.hold.name == *state.name;
         let is_unexpected = self.unasked.iter().chain(&self.late).any(is_own_name);
+        // Where servers do not answer, a call leaves without giving up its place, which may be
+        // offered the name. The next one may want that as another kind.
+        let mut before =
+            self.record.latest(name).take_while(|it| it.sent + OFFER + self.io_timeout >= since);
+        let keeps_place = before.any(|it| it.client == client && !it.said().is_answer());
         // What falls short of its durability exists until it is withdrawn.
         let fell_short = self.network.fell_short.is_some_and(|at| at >= since);
         let may_be_own = fell_short
@@ -771,6 +778,7 @@ impl World {
             || self.stayed_taken(client, name, since)
             || is_awaited
             || is_first
+            || keeps_place
             || was_tried;
         // It counts for a call that does not wait, however old, or waits for less than a reply
         // takes. A call for several may have this one.

@@ -688,6 +688,25 @@ fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
     assert!(is_parked(&world.reply(held())));
 }
 
+/// The first call may need several requests, each with its own time.
+#[test]
+fn a_call_that_does_not_wait_has_time_for_a_reply_while_servers_answer_the_first() {
+    let mut world = World::new();
+    world.turn.policy.keeps_order = false;
+    world.call(Wait::Endless);
+    let mine = world.acquire();
+    world.end(&mine);
+    world.call(Wait::Endless);
+    let second = world.call(Wait::No);
+    let half = caller(&options()).times.io_timeout / 2 + Duration::from_millis(1);
+    world.turn.now += half;
+    assert!(matches!(world.reply(held()), Next::Pay(_)));
+    world.turn.now += half;
+    assert!(is_parked(&world.due(&second)));
+    world.turn.now += half;
+    assert!(is_failed(&world.due(&second)));
+}
+
 /// The renewer has connections of its own.
 #[test]
 fn a_reply_may_be_older_than_what_the_renewer_has_released() {
@@ -732,6 +751,8 @@ fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
     assert!(matches!(second.told.outcome(), Some(Outcome::Busy)));
     // Without a reply in time, too.
     let (mut world, second, _) = timed_out(|_| ());
+    assert!(is_parked(&world.due(&second)));
+    world.turn.now += caller(&options()).times.io_timeout;
     assert!(is_failed(&world.due(&second)));
     // The hold in front has ended, and the next reply decides.
     let (mut world, second, next) = timed_out(|world| {
