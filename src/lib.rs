@@ -199,8 +199,8 @@
 //! # Features
 //!
 //! - `metrics`: reports a client's numbers to the recorder of that crate. See `Builder::metrics`.
-//! - `serde`: deserializes a [`Builder`], such as from a configuration file, and serializes a
-//!   [`Ticket`].
+//! - `serde`: deserializes a [`Builder`], such as from a configuration file; serializes a
+//!   [`Ticket`], and what a client reports, such as [`Event`] and [`Stats`].
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
 //! - `tls-insecure`: allows these URLs to end with `#insecure`, for servers that cannot be
 //!   verified.

@@ -4,6 +4,8 @@ pub(crate) mod builder;
 #[cfg(feature = "serde")]
 mod deserialize;
 mod open;
+#[cfg(feature = "serde")]
+mod serialize;
 pub(crate) mod survey;
 
 use std::fmt;

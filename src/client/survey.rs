@@ -25,7 +25,7 @@ const REPLIES: usize = 10;
 
 /// The holders of a name of any kind, and the clients that wait for it. Returned by
 /// [`Survey::report`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct NameReport {
     /// The name.
@@ -67,7 +67,7 @@ impl<T> ServerReplies<T> {
 }
 
 /// A server's report about itself. Returned by [`Survey::servers`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ServerReport {
     /// How long it took to answer.
@@ -84,7 +84,7 @@ pub struct ServerReport {
 }
 
 /// Clients that wait for one another in a circle. Returned by [`Survey::circles`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct WaitingCircle {
     /// The [ids](crate::Client::id) of the clients. Each waits for a name that the next one holds,

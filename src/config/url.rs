@@ -20,7 +20,7 @@ pub(crate) const URL_HINT: &str = "with %23, %2F and %3F for `#`, `/` and `?` in
                                    without quotes and line breaks";
 
 const NO_DURATION: &str = "must be a duration such as `500ms`, `2s`, `5m`, or plain seconds";
-const NO_DURABILITY: &str =
+pub(crate) const NO_DURABILITY: &str =
     "must be `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`";
 const NO_LOGIN: &str = "must be a user and a password such as `user:password`";
 const NO_RANGE: &str = "must be two durations such as `5ms..500ms`";
@@ -266,7 +266,7 @@ fn limit(text: &str) -> Parsed<Option<Duration>> {
     if text == "none" { Ok(None) } else { Ok(Some(duration(text)?)) }
 }
 
-fn deadlock(text: &str) -> Parsed<Deadlock> {
+pub(crate) fn deadlock(text: &str) -> Parsed<Deadlock> {
     match text {
         "fail" => Ok(Deadlock::Fail),
         "report" => Ok(Deadlock::Report),
@@ -285,7 +285,7 @@ fn range(text: &str) -> Parsed<(Duration, Duration)> {
     Ok(both.map_err(|_| NO_RANGE)?)
 }
 
-fn durability(text: &str) -> Option<Durability> {
+pub(crate) fn durability(text: &str) -> Option<Durability> {
     match text.split(':').collect::<Vec<_>>()[..] {
         ["memory"] => Some(Durability::Memory),
         ["replicas", acks, time] => {
