@@ -71,7 +71,7 @@ impl fmt::Debug for Client {
     }
 }
 
-// One lock.
+/// One lock.
 impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so.
     ///
@@ -206,6 +206,14 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`with_lock`](Client::with_lock), except for `Timeout`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// if client.try_with_lock("nightly import", |_guard| { /* import */ })?.is_none() {
+    ///     println!("another process is importing");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_with_lock<T>(
         &self,
@@ -216,7 +224,7 @@ impl Client {
     }
 }
 
-// Handles, which have options of their own.
+/// Handles, which can have options of their own.
 impl Client {
     /// Returns a handle to one lock, which can have its own options and query the lock's state.
     /// Sends nothing.
@@ -278,13 +286,23 @@ impl Client {
 
     /// Returns a handle to several locks that are acquired together as by
     /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let both = client.multi_mutex(["account:7", "account:9"]).wait(Duration::from_secs(1));
+    /// let _guard = both.lock()?;
+    /// assert!(client.try_lock("account:9")?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn multi_mutex(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
         let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
         self.handle(&names.join(", "), LockNames(names))
     }
 }
 
-// Several locks at once.
+/// Several locks at once.
 impl Client {
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
     ///
@@ -349,7 +367,7 @@ impl Client {
     }
 }
 
-// Holds that other threads and processes can have.
+/// Locks that other threads and processes can take over.
 impl Client {
     /// Acquires the lock as [`lock`](Client::lock) does, and returns a guard that belongs to no
     /// thread and never nests. If this thread already holds the lock, it waits for itself, unless
@@ -358,6 +376,15 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Lost`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock_owned("stock:42")?;
+    /// let worker = std::thread::spawn(move || guard.unlock());
+    /// worker.join().expect("the worker has not panicked")?;
+    /// assert!(client.try_lock("stock:42")?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn lock_owned(&self, name: &str) -> Result<OwnedGuard> {
         self.mutex(name).lock_owned()
@@ -450,7 +477,7 @@ impl Client {
     }
 }
 
-// Looking at clients and servers.
+/// The state of clients and servers.
 impl Client {
     /// Returns what this client holds: each hold with the line of the program that acquired it, its
     /// thread and its note, the oldest first. Nested levels are one hold, and so are readers that
@@ -476,6 +503,13 @@ impl Client {
     /// Returns the calls of this client that are waiting for or trying to acquire locks, each with
     /// the line of the program, its thread and its note, the longest wait first. Does not ask the
     /// server. Empty in a forked child.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// for call in client.waits() {
+    ///     println!("{:?} waits for {} at {}", call.thread, call.name, call.place);
+    /// }
+    /// ```
     #[must_use]
     pub fn waits(&self) -> Vec<WaitingCall> {
         status::waits(&self.shared)
@@ -489,13 +523,21 @@ impl Client {
     }
 
     /// Returns what this client holds and uses now, and its counters. Does not ask the server.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let _guard = client.lock("stock:42")?;
+    /// let stats = client.stats();
+    /// assert_eq!((stats.held, stats.acquired), (1, 1));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }
 
     /// Returns an operator's view of the holds and the waiting clients of all servers. Sends
-    /// nothing.
+    /// nothing. See [`Survey`] for an example.
     #[must_use]
     pub fn survey(&self) -> Survey {
         Survey::new(&self.shared)
@@ -532,12 +574,23 @@ impl Client {
     }
 }
 
-// The end of a client.
+/// The end of a client.
 impl Client {
     /// Closes all clones of this client to new locks: all calls that are waiting for a lock or
     /// acquiring one, and all later ones, return [`Error::Closed`](crate::Error::Closed).
     ///
     /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
+    ///
+    /// ```
+    /// use leasehold::{Client, Error};
+    ///
+    /// let client = Client::in_memory();
+    /// let guard = client.lock("stock:42")?;
+    /// client.close(); // wakes every thread that waits for a lock
+    /// assert!(matches!(client.lock("stock:43"), Err(Error::Closed)));
+    /// guard.unlock()?;
+    /// # Ok::<(), Error>(())
+    /// ```
     pub fn close(&self) {
         self.shared.close();
     }

@@ -311,7 +311,17 @@ impl Survey {
     }
 
     /// Returns how long a request of this client may take, by its
-    /// [settings](crate::Builder::io_timeout), to compare with what the servers need.
+    /// [settings](crate::Builder::io_timeout), to compare with how long the servers take.
+    ///
+    /// ```
+    /// let survey = leasehold::Client::in_memory().survey();
+    /// for (address, report) in survey.servers()?.each {
+    ///     if report?.slowest > survey.io_timeout() / 10 {
+    ///         println!("{address} is slow for the io_timeout of this client");
+    ///     }
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn io_timeout(&self) -> Duration {
         let config = &self.shared.config;
@@ -319,7 +329,18 @@ impl Survey {
     }
 
     /// Returns how long calls of this client wait for a lock, if its
-    /// [settings](crate::Builder::wait) or its URL have a limit.
+    /// [settings](crate::Builder::wait) or its URL have a limit: for a program whose users write
+    /// the URL.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let builder = leasehold::Builder::from_url("redis://127.0.0.1/?wait=5s")?;
+    /// let client = builder.in_memory()?;
+    /// let wait = client.survey().wait().unwrap_or(Duration::from_secs(60));
+    /// let _guard = client.try_lock_for("nightly import", wait)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         self.shared.config.options.wait

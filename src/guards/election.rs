@@ -76,6 +76,14 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`campaign`](Self::campaign), except for `Timeout`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let election = client.election("scheduler");
+    /// let _term = election.try_campaign()?.expect("there is no leader yet");
+    /// assert!(election.try_campaign()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_campaign(&self) -> Result<Option<Term>> {
         self.attempt(Wait::No)

@@ -78,6 +78,14 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](Self::read), except for `Timeout`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let prices = client.rw_lock("prices");
+    /// let _writer = prices.write()?;
+    /// assert!(prices.try_read()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_read(&self) -> Result<Option<ReadGuard>> {
         self.attempt_read(Wait::No)
@@ -89,6 +97,17 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](Self::read), except for `Timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let prices = client.rw_lock("prices");
+    /// let Some(_reader) = prices.try_read_for(Duration::from_millis(200))? else {
+    ///     return Ok(()); // a writer is busy
+    /// };
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
         self.attempt_read(wait_for(wait))

@@ -71,6 +71,14 @@ impl Semaphore {
     /// # Errors
     ///
     /// The same as [`acquire`](Self::acquire), except for `Timeout`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let api = client.semaphore("paid api", 1);
+    /// let _permit = api.try_acquire()?.expect("it is free");
+    /// assert!(api.try_acquire()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
         self.attempt(Wait::No)
@@ -82,6 +90,18 @@ impl Semaphore {
     /// # Errors
     ///
     /// The same as [`acquire`](Self::acquire), except for `Timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let api = client.semaphore("paid api", 3);
+    /// match api.try_acquire_for(Duration::from_millis(200))? {
+    ///     Some(_permit) => println!("calling the API"),
+    ///     None => println!("too many calls, try again later"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
         self.attempt(wait_for(wait))

@@ -84,6 +84,18 @@ impl MemoryServer {
     /// While it is down, each request fails as if the server could not be reached: calls return
     /// [`Unavailable`](crate::Error::Unavailable), and renewals fail until the leases end. Threads
     /// that wait for a lock continue if the server is back in time.
+    ///
+    /// ```
+    /// use leasehold::{Client, Error, MemoryServer};
+    ///
+    /// let server = MemoryServer::new();
+    /// let client = Client::builder().open_memory(&server)?;
+    /// server.set_down(true);
+    /// assert!(matches!(client.try_lock("stock:42"), Err(Error::Unavailable { .. })));
+    /// server.set_down(false);
+    /// assert!(client.try_lock("stock:42")?.is_some());
+    /// # Ok::<(), Error>(())
+    /// ```
     pub fn set_down(&self, is_down: bool) {
         self.0.lock().is_down = is_down;
     }
@@ -94,21 +106,34 @@ impl MemoryServer {
     /// longer than the client's [`io_timeout`](crate::Builder::io_timeout), the call ends without
     /// it, and cannot know whether the request was executed. With [`Duration::MAX`] the server
     /// never replies. A drop does not wait for a reply, here as with Redis.
+    ///
+    /// ```
+    /// use leasehold::{Client, MemoryServer};
+    /// use std::time::Duration;
+    ///
+    /// let server = MemoryServer::new();
+    /// let client = Client::builder().io_timeout(Duration::from_millis(20)).open_memory(&server)?;
+    /// server.set_delay(Duration::MAX);
+    /// let error = client.try_lock("stock:42").expect_err("no reply comes");
+    /// assert!(error.may_have_executed());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn set_delay(&self, delay: Duration) {
         self.0.lock().delay = delay;
     }
 
     /// Makes the server refuse each later request with this error reply, such as `NOPERM no right`;
-    /// `None` ends that. Its first word is the code of [`Redis`](crate::Error::Redis), but codes of
-    /// conditions that pass, such as `LOADING`, are retried as with Redis and become
-    /// [`Unavailable`](crate::Error::Unavailable). A refused request changes nothing.
+    /// `None` ends that. A refused request changes nothing. The first word is the code of
+    /// [`Redis`](crate::Error::Redis), except for these nine:
     ///
-    /// Two codes that no server sends stand for what several servers report:
-    ///
-    /// - `NOQUORUM`: one server of two required ones agrees, as in
+    /// - `BUSY`, `CLUSTERDOWN`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`, `READONLY` and `TRYAGAIN`
+    ///   describe conditions that pass. The request is retried as with Redis, and the call ends
+    ///   with [`Unavailable`](crate::Error::Unavailable).
+    /// - `NOQUORUM`, which no server sends: of two servers that must agree, one does. The error is
     ///   [`NoQuorum`](crate::Error::NoQuorum).
-    /// - `NOTREPLICATED`: no replica acknowledges new holds, levels and renewals, as in
-    ///   [`NotReplicated`](crate::Error::NotReplicated). What needs no acknowledgement is answered.
+    /// - `NOTREPLICATED`, which no server sends: no replica acknowledges new holds, levels and
+    ///   renewals. The error is [`NotReplicated`](crate::Error::NotReplicated). Requests that need
+    ///   no acknowledgement are answered.
     ///
     /// ```
     /// use leasehold::{Client, Error, MemoryServer};
