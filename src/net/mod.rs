@@ -1,5 +1,22 @@
 //! How bytes travel: connections, the threads that share them, and where servers are.
 //!
+//! ```text
+//!   exchange: the thread waits ──▶ multiplexer ◀── post: no thread waits
+//!                                    │     ▲
+//!        take a connection, or queue │     │ give it back, lend it to a waiting thread, sweep
+//!                                    ▼     │
+//!                                 shared_queue
+//!                                      │ one thread at a time has the connection
+//!                                      ▼
+//!     writes its own requests, queued ones and, through post_writer, posted ones
+//!                                      │ in order
+//!                                      ▼
+//!                       connection (in_flight, resp, socket)
+//!                                      │ replies in the same order
+//!                                      ▼
+//!             the ReplySlot of a waiting thread, or the callback of a post
+//! ```
+//!
 //! Who does what on a connection:
 //!
 //! - **Writes.** The thread that has taken the connection from `shared_queue`, along with what
