@@ -88,7 +88,7 @@ fn the_first_example_builds_no_crate_that_only_tests_need() {
 }
 
 #[test]
-fn the_compiler_tells_what_to_do_about_a_guard_that_is_sent() {
+fn the_compiler_explains_what_to_do_about_a_guard_that_is_sent() {
     let code = r#"
         fn main() {
             let guard = leasehold::Client::in_memory().lock("stock:42").unwrap();

@@ -136,7 +136,7 @@ fn a_server_that_hangs_after_a_pause_delays_the_end_for_half_of_what_is_left() {
 }
 
 #[test]
-fn an_age_limit_that_ends_the_command_is_said() {
+fn an_age_limit_that_ends_the_command_is_reported() {
     let server = Server::redis();
     for options in [&[][..], &["--shared"], &["--permits", "1"]] {
         let args = [&["run"], options, &["a", "--", "sleep", "60"]].concat();
@@ -152,7 +152,7 @@ fn an_age_limit_that_ends_the_command_is_said() {
 /// The command is started by a program that gives it all rights, as sudo(8) does.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_command_with_more_rights_is_said_to_go_on() {
+fn a_command_with_more_rights_is_reported_as_still_running() {
     use std::os::unix::fs::PermissionsExt;
     use std::{env, fs, process};
 
@@ -220,7 +220,7 @@ fn a_lost_lock_ends_the_command_though_no_process_reads_the_message() {
 }
 
 #[test]
-fn a_forced_end_is_told_at_once_with_what_happens_now() {
+fn a_forced_end_is_reported_at_once_with_the_next_step() {
     let server = Server::redis();
     let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
     for options in [&[][..], &["--shared"], &["--exclusive"], &["--permits", "1"]] {

@@ -449,7 +449,7 @@ fn an_empty_selector_exits_with_64_and_ends_nothing() {
 }
 
 #[test]
-fn a_name_beside_a_client_is_that_name() {
+fn a_name_given_with_a_client_is_exact() {
     let server = Server::redis();
     let client = client(&server);
     let guards = ["deploy", "deploy-docs"].map(|name| client.lock_owned(name).unwrap());
@@ -463,7 +463,7 @@ fn a_name_beside_a_client_is_that_name() {
 }
 
 #[test]
-fn a_fence_is_that_of_exactly_one_hold() {
+fn a_fence_selects_exactly_one_hold() {
     let server = Server::redis();
     let client = client(&server);
     let unlock = |name: &str, fence: u64, option: &[&str]| {
@@ -529,7 +529,7 @@ fn a_name_given_as_a_prefix_is_explained() {
 }
 
 #[test]
-fn unlock_lets_those_who_wait_in() {
+fn unlock_lets_waiting_clients_in() {
     let server = Server::redis();
     let holder = client(&server);
     let _held = holder.semaphore("a", 1).acquire().unwrap();
@@ -541,7 +541,7 @@ fn unlock_lets_those_who_wait_in() {
 }
 
 #[test]
-fn the_command_line_counts_more_than_settings_of_the_url() {
+fn the_command_line_overrides_settings_of_the_url() {
     let server = Server::redis();
     let url = format!("{}?prefix=url:&label=of-url", server.url());
     let program = without_server(&[]).get_program().to_str().unwrap().to_owned();

@@ -268,7 +268,7 @@ fn a_held_lock_exits_with_75() {
 }
 
 #[test]
-fn a_wait_of_the_url_counts_at_the_start_as_one_of_the_command_line() {
+fn a_wait_in_the_url_applies_at_the_start_like_the_option() {
     let server = Server::redis();
     let run = |url: &str, options: &[&str]| {
         let args = [&["run"], options, &["a", "--", "true"]].concat();

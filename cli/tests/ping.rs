@@ -128,7 +128,7 @@ fn a_login_without_the_right_to_ask_is_enough() {
 
 /// As at a proxy that passes on little but scripts.
 #[test]
-fn a_server_that_answers_few_questions_but_has_locks_is_a_place_for_locks() {
+fn a_server_that_answers_few_questions_can_still_hold_locks() {
     let server = Server::redis();
     server.command(&["ACL", "SETUSER", "default", "-info", "-ping"]);
     let report = ping(&server);
@@ -154,7 +154,7 @@ fn an_outage_makes_ls_wait_once() {
 }
 
 #[test]
-fn a_server_without_a_limit_of_memory_is_shown_so() {
+fn a_server_without_a_memory_limit_is_shown_as_such() {
     let server = Server::redis();
     assert_eq!(ping(&server)["maxmemory"], 0);
     let text = output(&mut leasehold(&server, &["ping"]));

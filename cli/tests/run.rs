@@ -146,7 +146,7 @@ fn the_command_knows_the_name_and_a_fence_that_grows() {
 }
 
 #[test]
-fn prefix_and_label_are_as_told() {
+fn the_prefix_and_label_options_are_used() {
     let server = Server::redis();
     let options = ["--prefix", "shop:", "--label", "nightly"];
     let _holder = hold(&server, &options, "a");
@@ -156,7 +156,7 @@ fn prefix_and_label_are_as_told() {
 }
 
 #[test]
-fn the_command_line_counts_more_than_the_url() {
+fn the_command_line_overrides_the_url() {
     let server = Server::redis();
     let url = format!("{}?prefix=shop:&lease=1m&wait=0s", server.url());
     let left = |options: &[&str]| {
@@ -236,7 +236,7 @@ fn a_failed_release_is_reported_and_does_not_fail_the_command() {
 /// shorter times.
 #[cfg(unix)]
 #[test]
-fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
+fn a_waiting_host_runs_the_job_of_a_host_that_dies() {
     let server = Server::redis();
     let manual = include_str!("../../docs/program.md");
     let options = manual.split_once("leasehold run -w 2m ").expect("a line that waits").1;

@@ -79,7 +79,7 @@ fn a_received_signal_that_ends_the_command_ends_the_program_without_a_core_dump(
 }
 
 #[test]
-fn another_signal_than_the_received_one_that_ends_the_command_is_its_status() {
+fn a_signal_other_than_the_received_one_is_the_exit_status() {
     let server = Server::redis();
     let mut running = run(&server, &[], "trap 'kill -9 $$' TERM; echo ready; sleep 60 & wait");
     assert_eq!(running.next(), "ready");

@@ -127,7 +127,7 @@ fn a_lost_lock_ends_all_that_the_command_has_started() {
 }
 
 #[test]
-fn what_outlives_the_command_goes_on_without_the_lock() {
+fn processes_that_outlive_the_command_go_on_without_the_lock() {
     let server = Server::redis();
     let mut running = Running::start(&mut run_actor(&server, &[], "leaves"));
     assert_eq!(running.code(), 0);
@@ -136,7 +136,7 @@ fn what_outlives_the_command_goes_on_without_the_lock() {
 }
 
 #[test]
-fn a_session_without_a_console_runs_commands_that_cannot_be_told_to_end() {
+fn a_session_without_a_console_runs_commands_that_cannot_be_signalled() {
     let server = Server::redis();
     let mut command = run_actor(&server, &["--lease", "3s"], "waits");
     let mut running = Running::start(command.creation_flags(DETACHED_PROCESS));

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_callback_does_not_wait_for_what_it_would_deliver_itself() {
+    fn a_callback_does_not_wait_for_events_that_it_delivers_itself() {
         let (give, given) = bounded::<Events>(1);
         let (has_flushed, flushed) = bounded(1);
         let callback = move |_: &Event| {

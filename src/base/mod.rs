@@ -100,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn no_terminal_obeys_a_text_of_a_server() {
+    fn texts_of_servers_are_escaped_for_terminals() {
         assert_eq!(printable("a\u{1b}[2J\nb \u{1f409}"), "a\\u{1b}[2J\\nb \u{1f409}");
     }
 
     #[test]
-    fn a_map_gives_back_what_it_no_longer_needs() {
+    fn a_map_frees_memory_that_it_no_longer_needs() {
         let mut map: HashMap<_, _> = (0..10_000).map(|n| (n, n)).collect();
         for n in 0..9_990 {
             map.remove(&n);

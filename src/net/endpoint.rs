@@ -407,14 +407,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_a_listener_is_refused_for_what_it_is() {
+    fn a_wildcard_address_is_refused_with_the_reason() {
         for url in ["redis://0.0.0.0", "redis://:p@0.0.0.0:7/3", "redis://[::]:7/"] {
             assert!(refusal(url).contains("127.0.0.1"), "{}", refusal(url));
         }
     }
 
     #[test]
-    fn an_international_host_has_its_form_in_the_dns() {
+    fn an_international_host_is_converted_to_its_dns_form() {
         for url in ["redis://b\u{fc}cher.example:7/", "valkey://B%C3%BCcher.example:7/"] {
             let endpoint = Endpoint::parse(url, &Config::default(), &Events::default());
             assert_eq!(&*endpoint.expect("a good URL").label, "xn--bcher-kva.example:7");

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_shown_once_and_without_what_it_repeats_of_the_request() {
+    fn an_error_reply_is_shown_once_and_without_parts_of_the_request() {
         for (reply, shown, code) in [
             ("NOAUTH Authentication required.", "NOAUTH Authentication required.", "NOAUTH"),
             ("MOVED 3999 ::1:6381", "MOVED 3999 ::1:6381", "MOVED"),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_is_known_says_that_nothing_was_done() {
+    fn a_known_error_reply_proves_that_nothing_was_done() {
         for reply in [
             "DENIED Redis is running in protected mode",
             "ERR ACL failure in script: User ali has no permissions to run the 'get' command",
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_is_not_known_says_nothing() {
+    fn an_unknown_error_reply_proves_nothing() {
         for reply in [
             "upstream failure",
             "no upstream host",

@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_assented_to_in_the_words_of_redis_only() {
+    fn only_replies_of_redis_confirm_a_login() {
         let config = Config::default();
         let endpoint = Endpoint::parse("redis://there/", &config, &Events::default());
         let endpoint = endpoint.expect("a good URL");

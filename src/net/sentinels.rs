@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_of_most_sentinels_counts_and_then_that_of_any() {
+    fn the_master_of_most_sentinels_counts_until_it_keeps_failing() {
         assert_eq!(chosen(&[1, 2, 2], 1, 1), Some(2));
         assert_eq!(chosen(&[1, 2], 1, 1), Some(2), "the other one");
         assert_eq!(chosen(&[1, 1, 2], 1, 1), Some(1));

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_all_kinds_are_sent_together_and_no_thread_s_are_divided() {
+    fn a_batch_mixes_all_requests_but_splits_those_of_no_thread() {
         let (slot, other) = (ReplySlot::new(Instant::now()), ReplySlot::new(Instant::now()));
         let durability = Durability::Replicas { acks: 1, timeout: SWEEP };
         let demand = Demand::new(durability).map(|demand| (demand, SendWait::Along));
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_gives_up_the_connection_that_the_thread_uses() {
+    fn a_panic_closes_the_connection_that_the_thread_uses() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, max_lifetime: None, ..Config::default() };
         let thread = PoolThread::start().expect("a thread");

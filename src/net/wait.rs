@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_has_come_near_is_noticed() {
+    fn a_server_that_becomes_faster_is_noticed() {
         assert!(spin_after(&[&[1_000; 50][..], &[10; 20]].concat(), &[60; 50]).pays());
     }
 

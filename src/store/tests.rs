@@ -770,7 +770,7 @@ fn a_counter_is_raised_only_by_a_hold_that_exists_and_never_lowered() {
 }
 
 #[test]
-fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background() {
+fn a_quorum_server_that_misses_an_early_release_gets_it_in_the_background() {
     let servers = [(); 3].map(|()| process::Server::redis());
     let store = quorum(&servers, &Config::default());
     let (reports, reported) = crossbeam_channel::unbounded();

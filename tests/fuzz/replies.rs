@@ -73,7 +73,7 @@ proptest! {
     #![proptest_config(cases(4000))]
 
     #[test]
-    fn replies_are_those_of_the_protocol_in_whatever_pieces_they_come(
+    fn replies_are_the_same_in_whatever_pieces_they_arrive(
         bytes in edited(SEEDS, PIECES),
         sizes in vec(1..40_usize, 0..30),
     ) {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn memory_is_bounded_by_what_has_come(bytes in edited(SEEDS, PIECES)) {
+    fn memory_is_bounded_by_the_bytes_received(bytes in edited(SEEDS, PIECES)) {
         let used = allocation_counter::measure(|| drop(read(&bytes, &[])));
         // One buffer, and at most this much for each of the shortest parts.
         let most = 16 * 1024 + 150 * bytes.len() as u64;

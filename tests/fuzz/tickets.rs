@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn every_hold_that_can_be_is_read_as_it_was_written(ticket in parts()) {
+    fn the_ticket_of_every_possible_hold_is_read_as_it_was_written(ticket in parts()) {
         let text = ticket.to_string();
         prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{}", text);
         match text.parse::<Ticket>() {
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn a_made_up_ticket_is_of_no_hold(text in edited_text(TICKETS, TICKET_PIECES)) {
+    fn a_forged_ticket_is_of_no_hold(text in edited_text(TICKETS, TICKET_PIECES)) {
         let Ok(ticket) = text.parse::<Ticket>() else { return Ok(()) };
         let client = Client::builder().prefix(&ticket.prefix).in_memory();
         let Ok(client) = client else { return Ok(()) };

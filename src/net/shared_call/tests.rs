@@ -126,7 +126,7 @@ fn a_call_does_not_delay_one_with_another_argument() {
 }
 
 #[test]
-fn a_call_that_panics_is_no_answer_and_the_next_is_another() {
+fn a_panic_fails_its_callers_and_the_next_one_calls_again() {
     let panics = AtomicUsize::new(1);
     let calls = SharedCalls::new("test", "a test", move |(): &()| {
         assert_ne!(panics.swap(0, Ordering::SeqCst), 1, "a panic that the test wants");
@@ -160,7 +160,7 @@ fn an_address_is_not_looked_up() {
 }
 
 #[test]
-fn the_system_knows_localhost() {
+fn localhost_is_resolved() {
     let found = Resolver::default().resolve("localhost", 7, end_of(SOON)).expect("known");
     assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 7));
 }
@@ -178,7 +178,7 @@ fn source(expired: usize) -> (CredentialsSource, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn an_answer_that_has_expired_is_asked_for_anew() {
+fn an_expired_answer_is_requested_again() {
     let (good, asked) = source(1);
     assert_eq!(good.ask(end_of(SOON)).expect("the second is good").password, "sesame");
     assert_eq!(asked.load(Ordering::SeqCst), 2);

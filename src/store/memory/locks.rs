@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_holds_or_waits_for_are_removed() {
+    fn names_without_holds_and_waiters_are_removed() {
         let (mut locks, keys, kind) = (Locks::default(), Keys::new("lock:"), HoldKind::Lock);
         let hold = |name: &str, client: &str, nonce| HoldId {
             kind,

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_open_until_nobody_waits_for_a_reply_to_it() {
+    fn an_end_is_pending_until_its_last_reply_is_counted() {
         let servers = one_server();
         let request = Request::command(&redis::cmd("PING"));
         let ballot = Ballot::<HoldReply>::new(&servers, request, |_| None);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_that_can_begin_no_more_are_forgotten_when_they_crowd() {
+    fn holds_that_can_no_longer_begin_are_forgotten_when_there_are_many() {
         let holds = InDoubtHolds::default();
         let count_after = |nonces: std::ops::Range<usize>| {
             for nonce in nonces {

@@ -193,7 +193,7 @@ fn valkey_confirms_more_renewals_than_one_write_takes() {
 }
 
 #[test]
-fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
+fn an_unconfirmed_renewal_fails_at_its_own_deadline() {
     let mut scene = without_replica();
     let start = Instant::now();
     scene.renew(1, scene.held.clone(), soon());
@@ -279,7 +279,7 @@ fn jobs_go_over_the_connections_of_calls_while_no_other_can_be_opened() {
 }
 
 #[test]
-fn jobs_of_a_quorum_go_over_its_lanes_while_no_connection_can_be_opened() {
+fn jobs_of_a_quorum_go_over_its_links_while_no_connection_can_be_opened() {
     let servers = [Server::redis(), Server::redis(), Server::redis()];
     let config = Config { pool_size: 1, ..Config::default() };
     let store = quorum(&servers, &config);

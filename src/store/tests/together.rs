@@ -174,7 +174,7 @@ fn a_reply_that_is_late_for_one_thread_is_not_given_to_another() {
 }
 
 #[test]
-fn a_connection_whose_credentials_have_expired_is_used_no_more() {
+fn a_connection_whose_credentials_have_expired_is_not_used() {
     const VALID_FOR: Duration = Duration::from_millis(500);
     let server = Server::redis();
     server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "+@all"]);

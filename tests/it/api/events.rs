@@ -33,7 +33,7 @@ stores! {
         a_callback_may_use_the_client,
         a_callback_may_end_the_client,
         the_end_of_a_client_delivers_what_has_happened,
-        every_hold_begins_once_and_ends_once,
+        every_hold_is_reported_to_begin_once_and_to_end_once,
         a_shutdown_delivers_what_has_happened;
     every server:
         a_failing_renewal_is_reported_before_the_loss,
@@ -311,7 +311,7 @@ impl Ledger {
 
 /// Threads of two clients, one of which keeps locks, are in each other's way with holds of all
 /// kinds, and an operator ends some of these.
-fn every_hold_begins_once_and_ends_once(store: &Store) {
+fn every_hold_is_reported_to_begin_once_and_to_end_once(store: &Store) {
     const ROUNDS: usize = 8;
     const CALLS: usize = 24;
     let ledgers = [Ledger::default(), Ledger::default()];

@@ -171,7 +171,7 @@ fn every_link_leads_to_a_file_and_a_heading() {
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_found() {
+fn a_broken_link_is_found() {
     let page = "\
 # A page, `with_code`: twice
 [file](README.md) and [anchor](README.md#how-fast), [both

@@ -15,7 +15,7 @@ stores! {
     every store:
         a_client_lists_what_it_holds_and_no_other_client_does,
         a_client_lists_its_calls_that_wait,
-        a_lock_that_is_handed_on_belongs_to_the_thread_that_has_it,
+        a_lock_that_is_handed_off_is_listed_for_its_new_thread,
         a_hold_that_is_over_or_only_kept_is_not_listed;
     every server:
         no_server_is_asked_for_what_a_client_holds_and_waits_for;
@@ -107,7 +107,7 @@ fn a_client_lists_its_calls_that_wait(store: &Store) {
     assert!(client.waits().is_empty());
 }
 
-fn a_lock_that_is_handed_on_belongs_to_the_thread_that_has_it(store: &Store) {
+fn a_lock_that_is_handed_off_is_listed_for_its_new_thread(store: &Store) {
     let client = store.open_for(LEASE, patient());
     let first = named("first", || client.lock_owned("a")).unwrap();
     let (one, begun) = (held(&client), here());

@@ -28,7 +28,7 @@ stores! {
     one server:
         connections_are_counted,
         a_late_renewal_is_counted,
-        a_connection_in_place_of_a_broken_one_is_counted,
+        the_replacement_of_a_broken_connection_is_counted,
         a_wait_for_a_connection_is_counted,
         a_ping_of_a_hung_server_fails,
         a_ping_fails_where_no_lock_can_be_acquired,
@@ -222,7 +222,7 @@ fn a_late_renewal_is_counted(server: &Server) {
     assert_eq!((stats.late_renewals, stats.failed_renewals, stats.lost), (1, 1, 0), "{stats:?}");
 }
 
-fn a_connection_in_place_of_a_broken_one_is_counted(server: &Server) {
+fn the_replacement_of_a_broken_connection_is_counted(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "a");
     eventually(SOON, || client.stats().renewals > 0);

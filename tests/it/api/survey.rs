@@ -23,7 +23,7 @@ stores! {
         clients_that_wait_are_reported,
         one_permit_that_is_ended_lets_one_client_in;
     every server:
-        ended_holds_and_offers_are_not_holds;
+        ended_holds_and_offers_are_not_reported;
 }
 
 /// Answers as a proxy that passes on little but scripts, in words of its own or by closing the
@@ -204,7 +204,7 @@ fn one_permit_that_is_ended_lets_one_client_in(store: &Store) {
     }
 }
 
-fn ended_holds_and_offers_are_not_holds(server: &Server) {
+fn ended_holds_and_offers_are_not_reported(server: &Server) {
     let client = server.open(patient());
     let guard = client.rw_lock("a").write().unwrap();
     // An offer to a client is no hold, and an expired hold does not count.

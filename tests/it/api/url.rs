@@ -14,7 +14,7 @@ use crate::support::{
 
 stores! {
     one server:
-        settings_of_a_url_count,
+        settings_in_a_url_are_applied,
         later_settings_win,
         the_url_of_the_environment_is_used,
         #[cfg(unix)] a_unix_socket_may_have_settings_too,
@@ -22,7 +22,7 @@ stores! {
         a_user_without_a_password_is_not_the_default_user;
 }
 
-fn settings_of_a_url_count(server: &Server) {
+fn settings_in_a_url_are_applied(server: &Server) {
     let port = server.port();
     let settings = "lease=20s&prefix=app%3A&pool=4&wait=50ms&label=worker&client_name=x";
     let client = Client::open(&format!("redis://127.0.0.1:{port}/2?{settings}")).unwrap();

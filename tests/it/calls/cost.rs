@@ -13,7 +13,7 @@ stores! {
     every server:
         a_nested_cycle_costs_two_scripts,
         a_busy_try_lock_costs_one_script,
-        no_wait_is_one_attempt,
+        a_wait_of_zero_is_one_attempt,
         a_long_wait_costs_few_scripts,
         a_renewal_of_many_holds_costs_one_script_each,
         scripts_may_be_flushed_at_any_time,
@@ -130,7 +130,7 @@ fn a_busy_try_lock_costs_one_script(server: &Server) {
     assert_eq!(busy, 10);
 }
 
-fn no_wait_is_one_attempt(server: &Server) {
+fn a_wait_of_zero_is_one_attempt(server: &Server) {
     let client = warm_client(server);
     let other = server.open(patient());
     let _guard = take(&other, "a");

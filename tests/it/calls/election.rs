@@ -8,7 +8,7 @@ stores! {
     every store:
         the_leader_is_known_to_all;
     several clients:
-        a_leader_that_resigns_hands_over_at_once,
+        the_next_candidate_leads_as_soon_as_a_leader_resigns,
         the_fence_of_a_leader_is_known_while_other_threads_campaign;
 }
 
@@ -35,7 +35,7 @@ fn the_leader_is_known_to_all(store: &Store) {
     assert_eq!(election.leader().unwrap().map(|leader| leader.fence), Some(guard.fence()));
 }
 
-fn a_leader_that_resigns_hands_over_at_once(store: &Store) {
+fn the_next_candidate_leads_as_soon_as_a_leader_resigns(store: &Store) {
     let (leader, candidate) = (store.open(patient()), store.open(sleepy()));
     let term = leader.election("a").campaign().unwrap();
     thread::scope(|scope| {

@@ -18,7 +18,7 @@ stores! {
         threads_with_other_notes_have_holds_of_their_own,
         a_wait_that_times_out_says_why_the_lock_is_held,
         a_note_that_cannot_be_shown_is_refused,
-        a_note_goes_on_with_a_ticket,
+        a_note_survives_detach_and_adopt,
         readers_with_other_notes_do_not_share_a_hold,
         a_writer_that_becomes_a_reader_keeps_its_note;
     every server:
@@ -28,7 +28,7 @@ stores! {
         a_note_that_a_crash_leaves_is_shown_for_no_other_hold,
         a_note_that_cannot_be_stored_does_not_cost_the_hold;
     one server:
-        notes_of_permits_that_have_expired_do_not_add_up;
+        notes_of_expired_permits_do_not_accumulate;
 }
 
 fn two(store: &Store) -> (Client, Client) {
@@ -151,7 +151,7 @@ fn a_note_that_cannot_be_shown_is_refused(store: &Store) {
     }
 }
 
-fn a_note_goes_on_with_a_ticket(store: &Store) {
+fn a_note_survives_detach_and_adopt(store: &Store) {
     let (client, other) = two(store);
     let ticket = client.mutex("a").note(NOTE).lock_owned().unwrap().detach().unwrap();
     assert_eq!(shown(&other, "a").as_deref(), Some(NOTE));
@@ -261,7 +261,7 @@ fn a_note_that_a_crash_leaves_is_shown_for_no_other_hold(server: &Server) {
     assert_eq!(shown(&client, "a").as_deref(), Some("later"), "it has another owner");
 }
 
-fn notes_of_permits_that_have_expired_do_not_add_up(server: &Server) {
+fn notes_of_expired_permits_do_not_accumulate(server: &Server) {
     let client = server.open(patient());
     let permits = client.semaphore("a", 10).note(NOTE);
     let _stays = permits.acquire().unwrap();

@@ -20,7 +20,7 @@ stores! {
         a_shutdown_ends_the_waits_of_every_thread,
         a_running_closure_returns_its_value,
         threads_that_lock_and_drop_meanwhile_leave_nothing,
-        threads_that_pass_one_lock_on_meanwhile_leave_nothing,
+        threads_that_hand_one_lock_off_meanwhile_leave_nothing,
         guards_that_were_dropped_before_are_released_too,
         a_shutdown_may_be_repeated,
         a_hold_that_is_gone_is_still_reported_as_lost;
@@ -178,7 +178,7 @@ fn threads_that_lock_and_drop_meanwhile_leave_nothing(store: &Store) {
     shut_down_busy_threads(store, 8);
 }
 
-fn threads_that_pass_one_lock_on_meanwhile_leave_nothing(store: &Store) {
+fn threads_that_hand_one_lock_off_meanwhile_leave_nothing(store: &Store) {
     shut_down_busy_threads(store, 1);
 }
 

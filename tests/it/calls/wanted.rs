@@ -16,11 +16,11 @@ stores! {
         a_lock_that_no_other_client_waits_for_is_not_wanted,
         a_watch_ends_with_its_hold;
     every server:
-        a_holder_is_told_that_another_client_waits,
+        a_holder_learns_that_another_client_waits,
         a_client_that_was_already_waiting_counts,
         a_try_lock_does_not_make_a_lock_wanted,
         a_watch_of_a_hold_that_is_over_stays_as_it_was,
-        a_guard_that_has_adopted_a_hold_asks_each_time;
+        the_guard_of_an_adopted_hold_asks_each_time;
     every direct server:
         a_renewal_makes_up_for_a_lost_message,
         a_watch_whose_request_failed_is_still_notified,
@@ -67,7 +67,7 @@ fn a_watch_ends_with_its_hold(store: &Store) {
     assert!(!waiter.join().unwrap() && !wanted.is_wanted());
 }
 
-fn a_holder_is_told_that_another_client_waits(server: &Server) {
+fn a_holder_learns_that_another_client_waits(server: &Server) {
     for keep in [ms(0), ms(20_000)] {
         let (holder, other) = (server.open(patient().keep(keep)), server.open(patient()));
         drop(take(&holder, "a"));
@@ -220,7 +220,7 @@ fn a_message_missed_between_two_subscriptions_is_asked_for(server: &Server) {
     });
 }
 
-fn a_guard_that_has_adopted_a_hold_asks_each_time(server: &Server) {
+fn the_guard_of_an_adopted_hold_asks_each_time(server: &Server) {
     let [holder, adopter, other] = [(); 3].map(|()| server.open(patient()));
     for client in [&holder, &adopter] {
         let ticket = holder.lock_owned("a").unwrap().detach().unwrap();

@@ -24,7 +24,7 @@ on_both! {
         a_shortfall_does_not_outlast_the_call,
         a_shortfall_is_not_contention_for_queued_threads,
         a_shortfall_of_a_nested_lock_undoes_only_that_level,
-        a_shortfall_of_a_handoff_fails_its_receiver,
+        a_handoff_that_falls_short_fails_the_next_thread,
         holds_of_a_tenure_are_as_durable_as_its_first,
         holds_of_a_tenure_share_one_wait,
         a_drop_waits_for_no_replica_while_a_thread_waits,
@@ -128,7 +128,7 @@ fn a_shortfall_of_a_nested_lock_undoes_only_that_level(servers: &[Server]) {
     assert!(!servers[0].exists("a"));
 }
 
-fn a_shortfall_of_a_handoff_fails_its_receiver(servers: &[Server]) {
+fn a_handoff_that_falls_short_fails_the_next_thread(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     for dropped in [false, true] {
         let guard = take_in_time(&client);

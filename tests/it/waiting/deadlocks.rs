@@ -15,7 +15,7 @@ use crate::support::{SOON, Server, Store, eventually, ms, soon, stores, take, th
 
 stores! {
     every store:
-        each_client_of_a_circle_is_told_once,
+        each_client_of_a_circle_reports_it_once,
         an_operator_sees_circles_of_clients_without_deadlock_checks,
         one_call_of_a_deadlock_fails_and_the_others_go_on,
         deadlocks_are_found_through_nested_locks_and_sets,
@@ -95,7 +95,7 @@ fn threads_with_locks(clients: &[Client], wait: impl Fn(usize, Guard) + Sync) {
     });
 }
 
-fn each_client_of_a_circle_is_told_once(store: &Store) {
+fn each_client_of_a_circle_reports_it_once(store: &Store) {
     for count in [2, 3, 5] {
         let told: Vec<Told> = (0..count).map(|_| Told::default()).collect();
         let open = |told: &Told| store.open(looking().on_event(told.listener()));

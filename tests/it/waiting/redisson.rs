@@ -21,9 +21,9 @@ use crate::support::{
 
 stores! {
     every server:
-        every_end_of_a_hold_tells_redisson,
-        inner_levels_and_handoffs_tell_redisson_nothing,
-        without_the_setting_redisson_is_told_nothing,
+        every_end_of_a_hold_notifies_redisson,
+        inner_levels_and_handoffs_do_not_notify_redisson,
+        without_the_setting_redisson_is_not_notified,
         a_waiting_client_and_redisson_take_turns_at_random,
         an_invalid_turn_is_ignored,
         redisson_gets_a_share_of_the_turns,
@@ -39,7 +39,7 @@ stores! {
         clients_of_one_builder_listen_for_themselves;
 }
 
-fn every_end_of_a_hold_tells_redisson(server: &Server) {
+fn every_end_of_a_hold_notifies_redisson(server: &Server) {
     let client = server.open(patient().redisson(true));
     let redisson = Redisson::new(server, "a");
     let mut subscription = redisson.listen(server);
@@ -65,7 +65,7 @@ fn every_end_of_a_hold_tells_redisson(server: &Server) {
     assert_eq!(next(), "0");
 }
 
-fn inner_levels_and_handoffs_tell_redisson_nothing(server: &Server) {
+fn inner_levels_and_handoffs_do_not_notify_redisson(server: &Server) {
     let client = server.open(patient().redisson(true).tenure(ms(5000)));
     let redisson = Redisson::new(server, "a");
     // It does not count as a waiting Redisson, so that the lock may be handed off.
@@ -86,7 +86,7 @@ fn inner_levels_and_handoffs_tell_redisson_nothing(server: &Server) {
     assert_eq!([(); 3].map(|()| subscription.message()), ["00", "00", "end"]);
 }
 
-fn without_the_setting_redisson_is_told_nothing(server: &Server) {
+fn without_the_setting_redisson_is_not_notified(server: &Server) {
     let client = server.open(patient());
     let redisson = Redisson::new(server, "a");
     let mut subscription = redisson.listen(server);
@@ -323,7 +323,7 @@ fn the_documented_rights_are_enough(server: &Server) {
 }
 
 #[test]
-fn in_a_cluster_redisson_is_told_on_its_sharded_channel() {
+fn in_a_cluster_redisson_is_notified_on_its_sharded_channel() {
     let cluster = Cluster::shared();
     let client = cluster.open(patient().redisson(true));
     let name = unique_prefix();

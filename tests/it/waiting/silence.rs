@@ -16,9 +16,9 @@ stores! {
         a_release_is_noticed_at_once;
     every server:
         a_key_that_was_deleted_by_hand_is_noticed_within_ten_seconds,
-        a_client_that_is_not_heard_asks_as_before,
-        a_server_that_does_not_publish_is_asked_as_before,
-        a_lock_of_another_library_is_asked_for_as_before;
+        a_client_without_messages_keeps_polling,
+        a_server_that_does_not_publish_is_polled,
+        a_lock_of_another_library_is_polled;
 }
 
 /// How long the silence lasts at most, with some time for a busy machine.
@@ -144,7 +144,7 @@ fn asks_often(server: &Server, waiter: &Client, end: impl FnOnce()) {
     });
 }
 
-fn a_client_that_is_not_heard_asks_as_before(server: &Server) {
+fn a_client_without_messages_keeps_polling(server: &Server) {
     let [name, password] = ["deaf", "secret"];
     let rights: Vec<_> = RIGHTS.split(' ').filter(|right| !right.starts_with('+')).collect();
     let user = ["ACL", "SETUSER", name, "on", &format!(">{password}"), "+@all", "-subscribe"];
@@ -156,7 +156,7 @@ fn a_client_that_is_not_heard_asks_as_before(server: &Server) {
     asks_often(server, &waiter, || unlock(guard));
 }
 
-fn a_server_that_does_not_publish_is_asked_as_before(server: &Server) {
+fn a_server_that_does_not_publish_is_polled(server: &Server) {
     let [name, password] = ["mute", "secret"];
     let rights: Vec<_> = RIGHTS.split(' ').filter(|right| !right.starts_with('+')).collect();
     let user = ["ACL", "SETUSER", name, "on", &format!(">{password}"), "+@all", "-publish"];
@@ -167,7 +167,7 @@ fn a_server_that_does_not_publish_is_asked_as_before(server: &Server) {
     asks_often(server, &waiter, || unlock(guard));
 }
 
-fn a_lock_of_another_library_is_asked_for_as_before(server: &Server) {
+fn a_lock_of_another_library_is_polled(server: &Server) {
     let key = crate::support::lock_key("a");
     server.command(&["SET", &key, "another", "NX", "PX", "60000"]);
     let waiter = server.open(patient());

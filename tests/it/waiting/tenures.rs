@@ -25,7 +25,7 @@ stores! {
     every server:
         a_client_that_is_closed_in_a_tenure_leaves_nothing;
     every direct server:
-        a_tenure_lasts_as_long_however_far_away_the_server_is;
+        a_tenure_lasts_equally_long_at_any_distance;
 }
 
 /// Returns a builder with tenures that no pause of the machine ends.
@@ -196,7 +196,7 @@ fn a_client_that_is_closed_in_a_tenure_leaves_nothing(server: &Server) {
     eventually(SOON, || !server.exists("a") && server.queue("a").is_empty());
 }
 
-fn a_tenure_lasts_as_long_however_far_away_the_server_is(server: &Server) {
+fn a_tenure_lasts_equally_long_at_any_distance(server: &Server) {
     let lag = Lag::before(server, ms(700));
     let builder = very_sleepy().io_timeout(ms(8000)).tenure(ms(600));
     let client = server.through(lag.port()).open(builder);

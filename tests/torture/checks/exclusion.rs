@@ -46,7 +46,7 @@ fn a_hold_ends_with_its_promise() {
 }
 
 #[test]
-fn a_hold_that_was_over_when_it_was_got_is_none() {
+fn a_hold_that_is_over_when_acquired_does_not_count() {
     assert!(violations(&OVERLAP.replace("2400", "1500"), &[]).is_empty());
     assert!(violations(&OVERLAP.replace("2400", "0"), &[]).is_empty());
 }

@@ -28,7 +28,7 @@ fn falls_short<T>(acked: u32) -> Result<T, Failure> {
 }
 
 #[test]
-fn a_reply_that_is_missing_may_be_any_until_the_votes_are_closed() {
+fn a_missing_reply_may_be_anything_until_the_votes_are_closed() {
     let mut votes = Votes(vec![Some(Ok(1)), None, Some(failed(FailureKind::Rejected))]);
     let may_be_one =
         |votes: &Votes<i32>| [0, 1, 2].map(|server| votes.may_be(server, |it| *it == 1));
@@ -192,7 +192,7 @@ fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
 }
 
 #[test]
-fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
+fn a_shortfall_reports_what_the_best_majority_has_acknowledged() {
     let acked = |votes: Vec<_>| match Votes(votes).decide_acquire() {
         Some(Err(Failure { kind, .. })) => match kind {
             FailureKind::NotReplicated { acked, required: 3 } => acked,
@@ -243,7 +243,7 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
 }
 
 #[test]
-fn a_client_of_a_quorum_is_told_only_of_the_end_of_a_hold_that_a_majority_has() {
+fn a_quorum_announces_only_the_end_of_a_hold_that_a_majority_has() {
     let at = |owner: &str| {
         let AcquireReply::Held { index, remaining, in_doubt, recalled, .. } = held(None) else {
             unreachable!("it is held")

@@ -189,7 +189,7 @@ fn a_shortfall_of_a_nested_lock_undoes_only_that_level() {
 }
 
 #[test]
-fn a_shortfall_of_a_handoff_fails_its_receiver() {
+fn a_handoff_that_falls_short_fails_the_next_thread() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));

@@ -66,7 +66,7 @@ fn a_server_that_was_down_at_opening_never_counts_twice() {
 }
 
 #[test]
-fn servers_that_do_not_tell_who_they_are_count_as_different() {
+fn servers_that_hide_their_id_count_as_different() {
     let quorum = Quorum::of(2);
     for server in &quorum.servers {
         server.command(&["ACL", "SETUSER", "default", "-info"]);
