@@ -14,7 +14,7 @@
 //! Only holds that belong to a thread pass a probe on. A chain ends at a thread that has not waited
 //! for long, and at a hold that any thread can release, such as one of an owned guard.
 //!
-//! Knows no store: the thread of a call sends the messages, as its parker tells it to.
+//! The thread of a call sends the messages, as its parker tells it to.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write;

@@ -1,7 +1,6 @@
 //! When a call tries again after a failure or while a lock is held, and when it gives up.
 //!
-//! Decides from the kinds of the failures, the limit of the call and the retry window. Knows
-//! neither which request failed nor its purpose.
+//! Decides from the kinds of the failures, the limit of the call and the retry window.
 
 use std::time::{Duration, Instant};
 

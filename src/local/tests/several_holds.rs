@@ -92,8 +92,8 @@ fn one_request_serves_all_readers_that_wait() {
     });
 }
 
-/// Cancels one of two readers while the head's requests for both have these outcomes, and checks
-/// that a writer gets the lock after the other one.
+/// Cancels one of two readers while the first one's requests for both have these outcomes, and
+/// checks that a writer gets the lock after the other one.
 fn leave_during(outcomes: &[Outcome]) {
     let scene = scene();
     let writer = other_writer(&scene);
