@@ -1,4 +1,4 @@
-//! What threads do: they acquire, release, and pass on what they have.
+//! The calls of threads: acquiring, releasing, and passing on.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,20 +24,20 @@ use crate::simulation::terms::{Terms, cancel_later};
 use crate::simulation::uses::verify;
 use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
 
-/// What a thread has, or wants.
+/// The kind of lock that a thread has or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Alone,
-    /// The same, by a guard that belongs to the thread.
+    /// The same, with a guard that belongs to the thread.
     Own,
     Reader,
     Permit,
-    /// Several locks at once: the bits of their numbers.
+    /// Several locks at once, as a bit mask of their numbers.
     Set(u8),
 }
 
 impl Side {
-    /// Returns `true` if this side of a name, or set of names, is about another name, too.
+    /// Returns `true` if a hold of this side of `own` also covers `name`.
     fn includes(self, own: usize, name: usize) -> bool {
         match self {
             Self::Set(names) => names >> name & 1 == 1,
@@ -58,28 +58,29 @@ pub(super) enum Patience {
 }
 
 pub(super) struct Held {
-    /// A thread may use it while the judge looks at it.
+    /// Shared by the thread that uses it and the judge that inspects it.
     pub(super) guard: Rc<Guarded>,
     pub(super) client: Process,
-    /// The client that has acquired it: another one, if this one has adopted it.
+    /// The client that acquired it, which is another one for an adopted hold.
     pub(super) owner: Process,
     pub(super) name: usize,
     pub(super) side: Side,
-    /// If it was adopted, the place among the holds that were left.
+    /// For an adopted hold, its index among the detached holds.
     pub(super) left: Option<usize>,
     /// When the call that acquired it began.
     pub(super) begun: Instant,
-    /// Since when the guard exists.
+    /// When the guard was created.
     pub(super) since: Instant,
-    /// When its lease was found over: it must stay so.
+    /// When its lease was found to be over, which is final.
     pub(super) over_since: Option<Instant>,
-    /// A watch, which every other guard has until its client is shut down. Whether such a guard is
-    /// valid is asked of the watch, which changes nothing: the client must find out by itself.
+    /// A watch. Every second guard has one until its client is shut down. The judge asks the watch
+    /// whether such a guard is valid, because that has no side effect: the client must notice by
+    /// itself.
     pub(super) lost: Option<Lost>,
     pub(super) terms: Terms,
 }
 
-/// A guard, of which some can do more than others.
+/// A guard of any kind. Some kinds have more methods than others.
 pub(super) enum Guarded {
     Lock(OwnedGuard),
     Own(Guard),
@@ -128,7 +129,7 @@ impl Guarded {
         self.guard().renew()
     }
 
-    /// Returns a watch for other clients that wait, if there is one for this kind.
+    /// Returns the guard's `Wanted`, if this kind has one.
     pub(super) fn wanted(&self) -> Option<Wanted> {
         match self {
             Self::Lock(guard) => Some(guard.wanted()),
@@ -151,17 +152,17 @@ impl Guarded {
 }
 
 thread_local! {
-    /// The client whose guard the judge looks at, which does so on no thread of that client.
+    /// The client whose guard the judge inspects. The judge runs on no thread of that client.
     static LOOKS_AS: Cell<Option<Process>> = const { Cell::new(None) };
 }
 
-/// Returns the client whose guard the judge looks at, if it does.
+/// Returns the client whose guard the judge is inspecting, if any.
 pub(super) fn looks_as() -> Option<Process> {
     LOOKS_AS.get()
 }
 
 impl Held {
-    /// Looks at the guard on behalf of its client, which reports what the look finds out.
+    /// Inspects the guard on behalf of its client, which reports what this reveals.
     pub(super) fn is_held(&self) -> bool {
         if let Some(lost) = &self.lost {
             return !lost.is_lost();
@@ -176,19 +177,19 @@ impl Held {
         self.side.includes(self.name, name)
     }
 
-    /// Returns `true` if it may be over because of its age. That counts from when its client has
-    /// asked for the first hold of its tenure.
+    /// Returns `true` if it may have reached its age limit. The age counts from the request for the
+    /// first hold of the tenure.
     pub(super) fn is_of_age(&self, before: Duration) -> bool {
         let age = clock::elapsed(self.since) + before;
         self.terms.max_hold.is_some_and(|most| age >= reliable(most))
     }
 
-    /// Returns `true` if it must be over because of its age.
+    /// Returns `true` if it must have reached its age limit.
     pub(super) fn is_too_old(&self) -> bool {
         self.terms.max_hold.is_some_and(|most| clock::elapsed(self.since) > most)
     }
 
-    /// Returns `true` if a user of its ticket has ended the hold, or begun to.
+    /// Returns `true` if a user of its ticket has ended the hold, or is ending it.
     pub(super) fn has_ended(&self, world: &World) -> bool {
         self.left.is_some_and(|at| world.ends(at) > 0)
     }
@@ -210,7 +211,7 @@ pub(super) struct CallState {
     pub(super) name: usize,
     pub(super) patience: Patience,
     pub(super) begun: Instant,
-    /// How long its client had been stopped by then, in all.
+    /// How long its client had been stopped before, in total.
     stopped: Duration,
     pub(super) side: Side,
     /// When it was cancelled.
@@ -241,7 +242,7 @@ pub(super) fn acquire(
     let canceller = terms.cancel_after.map(|after| cancel_later(process, number, after));
     let handles = Handles::new(client, terms, canceller);
     let result = match request(&handles, process, name, side, patience) {
-        // As another call would say.
+        // As another call would describe it.
         Err(Error::Timeout { .. }) if terms.has_own_wait => Ok(None),
         result => result,
     };
@@ -329,7 +330,7 @@ pub(super) fn acquire(
 }
 
 impl World {
-    /// Checks that a call ends in its time, and as it may if it was cancelled.
+    /// Checks that a call ends in time, and with an allowed outcome if it was cancelled.
     fn check_end(
         &self,
         call: &CallState,
@@ -337,7 +338,7 @@ impl World {
     ) -> Result<(), String> {
         let CallState { begun, .. } = *call;
         let (now, client) = (clock::now(), &self.clients[call.client - 1]);
-        // Everything that the process was stopped for meanwhile counts for nothing.
+        // Time during which the process was stopped does not count.
         let stopped = client.stopped.saturating_sub(call.stopped);
         let took = (now - begun).saturating_sub(stopped);
         let Self { io_timeout, retry_window, .. } = *self;

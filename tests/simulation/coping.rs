@@ -1,5 +1,4 @@
-//! Whether a client does its work: by the record of what it has asked the servers for, and by what
-//! they have.
+//! Checks that a client does its work, from the record of its requests and from the servers' holds.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +12,20 @@ use crate::simulation::record::{Asked, Said, Wish};
 use crate::simulation::world::{NAMES, World, text_of};
 use crate::store::hold_id::HoldId;
 
-/// Checks that a call which has found the lock held has waited for as long as it may.
+/// Checks that a call that found the lock held used all of its time.
 pub(super) fn check_wait(call: &CallState) -> Result<(), String> {
     let took = clock::elapsed(call.begun);
     match call.patience {
         Patience::For(time) if took < time => {
             Err(format!("it has waited for {took:?} instead of {time:?}"))
         }
-        Patience::Endless => Err("it waits without end, and has ended".into()),
+        Patience::Endless => Err("it has no deadline, and has timed out".into()),
         Patience::For(_) | Patience::None => Ok(()),
     }
 }
 
 impl World {
-    /// Checks that a call which reports an outage had no answer for as long as it may try.
+    /// Checks that a call that reports an outage tried for its whole time without an answer.
     pub(super) fn check_outage(&self, call: &CallState, error: &Error) -> Result<(), String> {
         if !matches!(error, Error::Unavailable { .. } | Error::NoQuorum { .. }) {
             return Ok(());
@@ -42,13 +41,13 @@ impl World {
         let names = (0..self.names.len()).filter(|at| call.is_about(*at));
         let asked = names.flat_map(|at| self.record.latest(at));
         let asked: Vec<_> = asked.filter(|it| it.client == call.client).collect();
-        // Its replies are read when it goes on.
+        // Its replies are read when it resumes.
         let is_stopped = (Reason::ClientStopped, self.was_stopped(call.client, call.begun));
         if call.patience == Patience::Endless {
-            // The first failure after an answer begins the time for which it tries again.
+            // The retry window starts with the first failure after an answer.
             let since = now.checked_sub(self.retry_window).unwrap_or(call.begun);
             let is_try = |it: &&&Asked| matches!(it.subject.wish, Wish::Acquire(_));
-            // Those of other threads may be answered while the one that fails now is not.
+            // Requests of other threads may be answered while this one fails.
             let mut failed = asked.iter().filter(is_try).filter(|it| !it.said().is_answer());
             let failed = failed.next();
             let is_own = |it: &&&Asked| {
@@ -66,11 +65,11 @@ impl World {
                 return Err(format!("the servers have answered within {:?}", self.retry_window));
             }
         }
-        // Requests for other names use the same connections to the servers of a quorum.
+        // In a quorum, requests for other names use the same connections.
         if self.network.is_quorum() {
             return Ok(());
         }
-        // It may share the failure of a request that another call of its client has sent.
+        // It may share the failure of another call's request.
         let since = call.begun.checked_sub(self.io_timeout * 2).unwrap_or(call.begun);
         let has_failed = asked.iter().any(|it| it.has_failed_since(since));
         // The call in front may have made several requests, each of which was answered in time.
@@ -90,9 +89,9 @@ pub(super) struct Unlock {
     client: Process,
     begun: Instant,
     was_held: bool,
-    /// When it was found over.
+    /// When it was found to be over.
     over_since: Option<Instant>,
-    /// Each name with the token of its hold.
+    /// Each name, and the token of its hold.
     holds: Vec<(usize, u64)>,
 }
 
@@ -110,7 +109,7 @@ impl Unlock {
     }
 }
 
-/// A question that begins whether a hold exists.
+/// A `verify` that is about to start.
 #[derive(Debug)]
 pub(super) struct Verify {
     client: Process,
@@ -120,7 +119,7 @@ pub(super) struct Verify {
     changes: u64,
 }
 
-/// A shutdown that begins.
+/// A shutdown that is about to start.
 #[derive(Debug)]
 pub(super) struct Shutdown {
     client: Process,
@@ -134,7 +133,7 @@ impl World {
         self.network.servers.len() / 2 + 1
     }
 
-    /// Returns how long threads may take to do what is due.
+    /// Returns how late threads may be with a task that is due.
     pub(super) fn slack(&self) -> Duration {
         SLACK + self.network.latency * 2
     }
@@ -146,7 +145,7 @@ impl World {
         holds.count() >= self.required()
     }
 
-    /// Returns the hold that this token of a client belongs to, if there is only one.
+    /// Returns the hold with this token of a client, if there is exactly one.
     pub(super) fn hold_of(&self, client: Process, name: usize, fence: u64) -> Option<HoldId> {
         let mut holds = self.holds_of(client, name, fence);
         holds.pop().filter(|_| holds.is_empty())
@@ -160,10 +159,10 @@ impl World {
     ) -> Result<(), String> {
         let Unlock { client, begun, was_held, over_since, holds } = unlock;
         let shut_down = self.clients[client - 1].shut_down;
-        // A shutdown ends what is not lost by then.
+        // A shutdown ends every hold that is not lost by then.
         let is_ended = shut_down.is_some_and(|at| over_since.is_none_or(|over| at <= over));
         if result.is_ok() && !was_held && !excused(&[(Reason::ClientClosed, is_ended)]) {
-            return Err("it was lost, and the result does not say so".into());
+            return Err("it was lost, but the result does not say so".into());
         }
         let mut are_answered = !holds.is_empty();
         for (name, fence) in holds {
@@ -174,7 +173,7 @@ impl World {
             if result.is_ok() {
                 self.check_releases(*name, &hold, &releases, shut_down.is_some())?;
             }
-            // The end of an inner level is no release.
+            // Ending an inner level releases nothing.
             let is_sent = !releases.is_empty();
             are_answered &= is_sent && releases.iter().all(|it| it.said().is_answer());
         }
@@ -186,7 +185,7 @@ impl World {
         }
     }
 
-    /// Checks by the requests about one hold that it was right to report it as released.
+    /// Checks, from the requests about a hold, that it was right to report it as released.
     fn check_releases(
         &self,
         name: usize,
@@ -194,26 +193,26 @@ impl World {
         releases: &[&Asked],
         is_shut_down: bool,
     ) -> Result<(), String> {
-        // One of two may have ended it.
+        // One of two guards may have ended it.
         if let [release] = releases
             && release.said() == Said::No
         {
-            return Err("it was gone, and the result does not say so".into());
+            return Err("it was gone, but the result does not say so".into());
         }
         let reasons = [
-            // A shutdown, which has ended the hold, releases it.
+            // The shutdown that ended the hold releases it.
             (Reason::ClientClosed, is_shut_down),
             (Reason::HoldIsBack, self.is_back(name, hold)),
             (Reason::LateRequest, self.was_late(name, hold)),
         ];
-        // Without a release its tenure goes on.
+        // Without a release, the tenure continues.
         if !releases.is_empty() && self.has_hold(name, hold) && !excused(&reasons) {
-            return Err("it succeeds, and the servers still have the hold".into());
+            return Err("it succeeds, but the servers still have the hold".into());
         }
         Ok(())
     }
 
-    /// Notes whether a hold exists that is verified now.
+    /// Records whether the hold that is being verified exists.
     pub(super) fn begin_verify(&self, held: &Held) -> Verify {
         let fence = held.guard.fence(held.name).filter(|_| !held.side.is_set());
         let hold = fence.and_then(|fence| self.hold_of(held.client, held.name, fence));
@@ -254,7 +253,7 @@ impl World {
         Shutdown { client, begun: clock::now(), stopped }
     }
 
-    /// Checks the outcome of a shutdown that could last so long.
+    /// Checks the outcome of a shutdown with this timeout.
     pub(super) fn check_shutdown(
         &self,
         shutdown: &Shutdown,
@@ -269,15 +268,15 @@ impl World {
             return Err(format!("it takes {took:?} instead of {time:?}"));
         }
         if let Err(error) = result {
-            // A release or a call that began before may still be under way. One that an earlier
-            // shutdown has not had confirmed before its hold was over is reported by the next.
+            // An earlier release or call may still be under way. If an earlier shutdown could not
+            // confirm a release before the hold was over, the next one reports it.
             let first = state.closed.map_or(begun, |closed| closed.min(begun));
             let since = first.checked_sub(self.lease).unwrap_or(first);
             let names = 0..self.names.len();
             let asked =
                 names.flat_map(|at| self.record.latest(at).take_while(|it| it.sent >= since));
             let mut asked = asked.filter(|it| it.client == client);
-            // What comes later is read too late.
+            // A later reply is read too late.
             let last = begun + time.saturating_sub(self.network.latency * 4 + WAKE_UP);
             let reasons = [
                 (Reason::NoAnswer, asked.any(|it| it.answered().is_none_or(|at| at > last))),
@@ -303,7 +302,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that clients end at the server what they need no longer, as soon as it answers.
+    /// Checks that clients release holds that they no longer need as soon as the server answers.
     pub(super) fn check_leftovers(&mut self) -> Result<(), String> {
         let now = clock::now();
         let most = self.slack() + self.network.latency * 20 + self.acks;
@@ -330,7 +329,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns the client that has a hold at enough servers which no part of it needs, if one has.
+    /// Returns a client that has a hold on enough servers, and no use for it.
     fn leaver(&self, at: usize, hold: &HoldId) -> Option<Process> {
         let client = self.clients.iter().position(|it| it.id == *hold.client)? + 1;
         let state = &self.clients[client - 1];
@@ -342,9 +341,9 @@ impl World {
         (is_hold && self.has_hold(at, hold)).then_some(client)
     }
 
-    /// Returns `true` if something prevents a client from releasing a hold, or from knowing of it.
+    /// Returns `true` if something keeps a client from releasing a hold, or from learning of it.
     fn may_be_left_over(&self, at: usize, hold: &HoldId, client: Process, since: Instant) -> bool {
-        // A request that fails is repeated after a 20th of the lease.
+        // A failed request is repeated after a 20th of the lease.
         let before = self.io_timeout + self.lease / 20 + self.slack();
         let since = since.checked_sub(before).unwrap_or(since);
         let mut asked = self.record.of(at, hold);

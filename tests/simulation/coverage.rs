@@ -1,10 +1,10 @@
-//! Whether worlds use the whole interface: a method that no world uses is judged by no seed.
+//! Checks that worlds use the whole interface: no seed judges a method that no world calls.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Where the methods are that concern locks.
+/// The files with methods that concern locks.
 const SOURCES: [&str; 11] = [
     "src/client/builder.rs",
     "src/client/mod.rs",
@@ -54,12 +54,9 @@ const UNUSED: [(&str, &[&str]); 6] = [
             "tls",
         ],
     ),
+    ("worlds have no other libraries, and only names of locks", &["pollers", "prefix", "redisson"]),
     (
-        "other libraries and other names than those of locks are no part of a world",
-        &["pollers", "prefix", "redisson"],
-    ),
-    (
-        "the same call by another name is used",
+        "worlds make the same call under another name",
         &[
             "lock_all",
             "try_lock_all",
@@ -71,7 +68,7 @@ const UNUSED: [(&str, &[&str]); 6] = [
         ],
     ),
     ("the store of a world has no keys to scan", &["end_holds_of", "too_few"]),
-    ("the store in memory forgets no counter of tokens", &["fence_life"]),
+    ("the store in memory never forgets a counter", &["fence_life"]),
 ];
 
 #[test]
@@ -81,7 +78,7 @@ fn worlds_use_each_method() {
     let mut worlds = String::new();
     for entry in fs::read_dir(root.join("tests/simulation")).expect("this folder") {
         let path = entry.expect("a file").path();
-        // Those of connections call no method of a client.
+        // Worlds of connections call no method of a client.
         if path.is_file() && !path.ends_with("coverage.rs") {
             worlds.push_str(&read(&path));
         }
@@ -111,5 +108,5 @@ fn worlds_use_each_method() {
         }
     }
     assert!(missing.is_empty(), "no world uses {missing:?}");
-    assert!(superfluous.is_empty(), "worlds use {superfluous:?}, or they do not exist");
+    assert!(superfluous.is_empty(), "worlds do use {superfluous:?}, or these do not exist");
 }

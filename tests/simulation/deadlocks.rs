@@ -1,5 +1,5 @@
-//! Worlds in which threads hold locks and wait for others, so that they may wait for each other in
-//! a circle: who waits for whom, and what clients are told of it.
+//! Worlds in which threads hold locks while they wait for others, and may deadlock. Tracks which
+//! thread waits for which, and what clients report.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,19 +16,19 @@ use crate::simulation::seeds::any_set;
 use crate::simulation::uses::use_sometimes;
 use crate::simulation::world::{self, Usage, World, broken, say};
 
-/// How often a thread locks once more what it has.
+/// How often a thread locks again a name that it holds.
 const NESTED: u64 = 200;
 
-/// What is known of waiting threads and of circles.
+/// The waiting threads and the circles so far.
 pub(super) struct Deadlocks {
-    /// After which wait a call looks.
+    /// How long a call waits before it looks for a deadlock.
     after: Duration,
     /// Whether one call of a circle fails.
     fails: bool,
     /// The calls of the threads that wait.
     waits: BTreeMap<u64, Wait>,
     last_call: u64,
-    /// The guards that belong to a thread, by their places.
+    /// The guards that belong to a thread, by their index.
     bound: BTreeMap<usize, u64>,
     circles: Vec<Circle>,
     pub(super) found: u64,
@@ -43,14 +43,14 @@ struct Wait {
     name: usize,
 }
 
-/// Calls that wait for each other: each for a name that the thread of the next one has. The first
-/// is the one with the least client and name.
+/// Calls that wait for each other, each for a name that the next one's thread holds. The smallest
+/// client and name come first.
 struct Circle {
     waits: Vec<Wait>,
     since: Instant,
-    /// The clients that were told.
+    /// The clients that have reported it.
     told: BTreeSet<Process>,
-    /// How many of its calls have failed.
+    /// How many of its calls failed.
     failed: u32,
 }
 
@@ -72,7 +72,7 @@ fn with<T>(act: impl FnOnce(&mut World, &mut Deadlocks) -> T) -> T {
     })
 }
 
-/// Turns a circle so that the least is the first.
+/// Rotates a circle so that its smallest element is first.
 fn turn<T>(circle: &mut [T], key: impl Fn(&T) -> (Process, usize)) {
     let of = |first: usize| -> Key {
         circle[first..].iter().chain(&circle[..first]).map(&key).collect()
@@ -92,18 +92,18 @@ impl Deadlocks {
         Self { after, fails, waits, last_call: 0, bound, circles, found: 0, told: 0 }
     }
 
-    /// Returns `true` if a thread has a name by a guard of its own which it trusts.
+    /// Returns `true` if a thread holds a name through a valid guard of its own.
     pub(super) fn has(&self, world: &World, thread: u64, name: usize) -> bool {
         self.holders(world, name).contains(&thread)
     }
 
-    /// Returns the threads that have a name by a guard of theirs which they trust.
+    /// Returns the threads that hold a name through a valid guard of their own.
     fn holders(&self, world: &World, name: usize) -> Vec<u64> {
         let bound = self.bound.iter().filter(|(place, _)| world.trusts(**place, name));
         bound.map(|(_, thread)| *thread).collect()
     }
 
-    /// Adds the circles that a thread closes which begins to wait.
+    /// Adds the circles that a thread closes when it begins to wait.
     fn add_circles(&mut self, world: &World, thread: u64) {
         let mut paths = vec![vec![thread]];
         while let Some(path) = paths.pop() {
@@ -123,8 +123,8 @@ impl Deadlocks {
         }
     }
 
-    /// Returns `true` if all calls of a circle still wait, for threads that trust their holds, and
-    /// the server has those: it tells the holder of a name that a call waits for it.
+    /// Returns `true` if all calls of a circle still wait, the threads' holds are valid, and the
+    /// server has them. Only then can it tell the holder of a name that a call waits for it.
     fn exists(&self, world: &World, circle: &Circle) -> bool {
         let next = circle.waits.iter().cycle().skip(1);
         circle.waits.iter().zip(next).all(|(wait, next)| {
@@ -136,10 +136,10 @@ impl Deadlocks {
         })
     }
 
-    /// Receives what a client was told.
+    /// Receives a client's report.
     fn hear(&mut self, client: Process, key: &Key) -> Result<(), String> {
         self.told += 1;
-        // An earlier circle of the same threads may have opened before it was found.
+        // An earlier circle of the same threads may have broken up before it was found.
         let mut circles = self.circles.iter_mut().rev().filter(|circle| circle.key() == *key);
         let told = circles.find(|circle| !circle.told.contains(&client));
         match told {
@@ -147,13 +147,13 @@ impl Deadlocks {
                 circle.told.insert(client);
                 Ok(())
             }
-            _ => Err(format!("client {client} is told of {key:?}, which is not so, or was told")),
+            _ => Err(format!("client {client} reports {key:?}, which is wrong or not new")),
         }
     }
 }
 
 impl World {
-    /// Notes that nested levels outlive their outer guards, or are dropped, too.
+    /// Records that nested levels outlive their outer guards, or are dropped with them.
     fn nested_levels(&mut self, client: Process, names: &[String], exist: bool) {
         for name in names {
             let Some(name) = self.names.iter().position(|it| it.name == *name) else { continue };
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    /// Returns the clients and names of a circle that was told.
+    /// Returns the clients and names of a reported circle.
     fn key_of(&self, names: &[String], clients: &[String]) -> Option<Key> {
         let client = |id: &String| Some(self.clients.iter().position(|it| it.id == *id)? + 1);
         let name = |name: &String| self.names.iter().position(|it| it.name == *name);
@@ -180,7 +180,7 @@ impl World {
 
 /// Receives the report of a circle.
 pub(super) fn hear(process: Process, names: &[String], clients: &[String]) {
-    say(process, || format!("is told of a deadlock: {clients:?} wait for {names:?}"));
+    say(process, || format!("reports a deadlock: {clients:?} wait for {names:?}"));
     let result = with(|world, deadlocks| match world.key_of(names, clients) {
         Some(key) => deadlocks.hear(process, &key),
         None => Err(format!("{names:?} of a deadlock, or {clients:?}, do not exist")),
@@ -215,7 +215,7 @@ pub(super) fn check_error(names: &[String], clients: &[String]) {
     }
 }
 
-/// Looks for circles that no client was told of in time.
+/// Looks for circles that no client has reported in time.
 pub(super) fn check(world: &World, deadlocks: &Deadlocks) -> Result<(), String> {
     let Some(settled) = world.settled_since() else { return Ok(()) };
     let now = clock::now();
@@ -224,12 +224,12 @@ pub(super) fn check(world: &World, deadlocks: &Deadlocks) -> Result<(), String> 
             circle.waits.iter().any(|wait| world.clients[wait.client - 1].closed.is_some());
         let since = circle.since.max(settled);
         let waited = since - circle.since;
-        // The third look from then on, and the way of the messages.
+        // The third look after that, plus the time that messages take.
         let most = (waited + deadlocks.after) * 7 + world.grace();
         let is_told = if deadlocks.fails { circle.failed > 0 } else { !circle.told.is_empty() };
         if !is_told && !is_over && now > since + most && deadlocks.exists(world, circle) {
             return Err(format!(
-                "no client is told of {:?} for {:?}",
+                "no client reports {:?} for {:?}",
                 circle.key(),
                 now - circle.since
             ));
@@ -238,7 +238,7 @@ pub(super) fn check(world: &World, deadlocks: &Deadlocks) -> Result<(), String> 
     Ok(())
 }
 
-/// A thread that takes locks in any order, and keeps them while it waits for the next.
+/// A thread that takes locks in any order, and holds them while it waits for the next.
 pub(super) fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
     for _ in 0..calls {
         if world::with(|world| world.is_healed) {
@@ -287,12 +287,12 @@ pub(super) fn caller(client: &Client, process: Process, mut random: Random, call
     }
 }
 
-/// Returns `true` if this guard is one of the name.
+/// Returns `true` if this guard holds the name.
 fn has(place: usize, name: usize) -> bool {
     with(|world, _| world.guards[place].as_ref().is_some_and(|it| it.is_of(name)))
 }
 
-/// Returns what a thread takes of a name: of a lock, mostly by a guard of its own.
+/// Returns how a thread takes a name: a lock mostly through a guard of its own.
 fn any_side(name: usize, random: &mut Random) -> Side {
     let usage = world::with(|world| world.names[name].usage);
     match usage {
@@ -303,7 +303,7 @@ fn any_side(name: usize, random: &mut Random) -> Side {
     }
 }
 
-/// Takes one more lock. Returns `false` if the thread must let go of all that it has.
+/// Takes one more lock. Returns `false` if the thread must release all its locks.
 fn lock(
     client: &Client,
     process: Process,
@@ -314,7 +314,7 @@ fn lock(
 ) -> bool {
     let is_bound = side == Side::Own;
     let is_lock = world::with(|world| world.names[name].usage == Usage::Lock) && !side.is_set();
-    // Nobody finds a circle through a guard that any thread can drop, or through other kinds.
+    // Circles through guards that any thread can drop, or through other kinds, are never found.
     let can_be_found =
         is_lock && with(|_, deadlocks| deadlocks.fails) && held.iter().all(|(.., bound)| *bound);
     let patience = match random.below(10) {
@@ -356,23 +356,23 @@ fn lock(
     place.is_some()
 }
 
-/// Asks for what the thread has, but for no level of it.
+/// Locks a name that the thread holds, without nesting.
 fn lock_without_nesting(client: &Client, process: Process, text: &str) {
     let begun = clock::now();
     let result = client.mutex(text).reentrant(false).try_lock();
-    say(process, || format!("asks for {text:?}, which it has: {result:?}"));
+    say(process, || format!("asks for {text:?}, which it holds: {result:?}"));
     let is_right = match &result {
         Err(Error::AlreadyHeld { .. }) => true,
         Err(error) => world::with(|world| world.may_fail(error, process, begun)),
-        // It may have been lost meanwhile.
+        // It may have been lost in the meantime.
         Ok(_) => world::with(|world| !world.is_calm || world.max_hold.is_some()),
     };
     if !is_right {
-        broken(&format!("a thread asks for {text:?}, which it has, without nesting: {result:?}"));
+        broken(&format!("a thread asks for {text:?}, which it holds, without nesting: {result:?}"));
     }
 }
 
-/// Locks once more what the thread has, now and then. Returns `false` if it did not.
+/// Occasionally locks again a name that the thread holds. Returns `false` if it did not.
 fn lock_again(
     client: &Client,
     process: Process,

@@ -1,10 +1,10 @@
 //! Threads, time and chance of a simulation: all threads of all its processes are coroutines of one
-//! thread, which run by turns, in virtual time, in an order that a seed decides.
+//! thread, which run in turn, in virtual time, in an order that a seed decides.
 //!
 //! `src/base/sync.rs` and `src/base/clock.rs` ask this module in every unit test: a thread that
 //! would block there gives its turn to the next one, and the clock shows the time of the
-//! simulation. So does `src/net/socket.rs`, where a thread waits for bytes. Outside a simulation
-//! nothing here does anything.
+//! simulation. So does `src/net/socket.rs`, where a thread waits for bytes. Outside a simulation,
+//! nothing here has any effect.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -24,30 +24,29 @@ use generator::{Generator, Gn};
 pub(crate) use crate::base::SplitMix as Random;
 use crate::event;
 
-/// The size of each thread's stack, in words.
+/// The stack size of each thread, in words.
 const STACK: usize = 0x8000;
 
-/// The real time that the virtual time 0 stands for.
+/// The real time at virtual time 0.
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// The virtual time at the start, so that times before it exist.
 pub(crate) const START: Duration = Duration::from_secs(1_000_000);
 
-/// No simulation needs as many turns of threads, and no small world.
+/// More turns than any simulation needs, or any small world.
 const STEPS_MAX: u64 = 3_000_000;
 const STEPS_ON_COURSE_MAX: u64 = 50_000;
 
-/// The thread keeps itself busy, or others.
+/// Some thread is in an endless loop.
 const BUSY: &str = "threads are busy, and time stands still";
 
-/// A thread that waits until then waits without a deadline.
+/// The deadline of a thread that waits forever.
 const NEVER: Duration = Duration::from_secs(2_000_000);
 
-/// A thread that loses the processor where a course says so gets it back in that time: enough for
-/// some round trips.
+/// How long a thread that is preempted by a course stays off the processor: a few round trips.
 const SOON: Duration = Duration::from_millis(5);
 
-/// How often a thread tries that cannot be woken.
+/// How often a thread that cannot be woken tries again.
 const RETRY: Duration = Duration::from_millis(1);
 
 type Coroutine = Generator<'static, (), ()>;
@@ -55,20 +54,20 @@ type Coroutine = Generator<'static, (), ()>;
 /// Receives the events of clients, with the number of the process that reports each.
 type Observer = fn(Process, &event::Event);
 
-/// Opens a connection of a process to one of these addresses until the deadline. Returns its socket
+/// Opens a connection of a process to one of these addresses until the deadline. Returns the socket
 /// and the address.
 type Connect = fn(Process, &[SocketAddr], Instant) -> io::Result<(UnixStream, SocketAddr)>;
 
 thread_local! {
-    /// Is told of all events of all clients.
+    /// Receives all events of all clients.
     static OBSERVER: Cell<Option<Observer>> = const { Cell::new(None) };
     static NETWORK: Cell<Option<Connect>> = const { Cell::new(None) };
     static ACTIVE: Cell<bool> = const { Cell::new(false) };
     static EXECUTOR: RefCell<Executor> = RefCell::default();
-    /// What the clock of the process under way shows, and what a server's does.
+    /// The time by the clock of the running process, and by a server's.
     static UNINTERRUPTED: Cell<bool> = const { Cell::new(false) };
     static SKEW: Cell<i64> = const { Cell::new(0) };
-    /// What the system's clock shows, if not what that of the process shows.
+    /// The time by the system's clock, if it differs from that of the process.
     static UNIX_TIME: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
@@ -82,12 +81,12 @@ impl Random {
         choices[usize::try_from(self.below(choices.len() as u64)).unwrap_or(0)]
     }
 
-    /// Returns `true` in so many of a thousand cases.
+    /// Returns `true` with this probability, per mille.
     pub(crate) fn permille(&mut self, chance: u64) -> bool {
         chance > 0 && self.below(1000) < chance
     }
 
-    /// Returns a time up to `max`; short ones are as likely as long ones.
+    /// Returns a time up to `max`, evenly spread over orders of magnitude.
     pub(crate) fn time(&mut self, max: Duration) -> Duration {
         let nanos = nanos(max);
         let bits = 64 - nanos.leading_zeros();
@@ -96,13 +95,13 @@ impl Random {
     }
 }
 
-/// A number of a process. Its threads are paused together, and their channels are its own.
+/// The number of a process. Its threads are paused together, and share no channels with others.
 pub(crate) type Process = usize;
 
-/// What can go one way or another, the more harmful the later. The first three cannot fail a call.
+/// The kinds of choices, from harmless to harmful. The first three cannot make a call fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Choice {
-    /// A thread goes on, or lets others run first.
+    /// A thread continues, or lets others run first.
     Turn,
     /// A connection is free, or is not.
     Connection,
@@ -117,13 +116,13 @@ pub(crate) enum Choice {
 /// A choice with this number goes another way than usual.
 pub(crate) type Deviation = (usize, usize);
 
-/// What happens at each choice of a run: the usual, with these exceptions.
+/// The outcome of each choice of a run: the usual one, with these exceptions.
 #[derive(Clone, Default)]
 pub(crate) struct Course {
     pub(crate) deviations: Vec<Deviation>,
-    /// The choices so far, each with the number of ways.
+    /// The choices so far, each with its number of outcomes.
     pub(crate) choices: Vec<(Choice, usize)>,
-    /// There are no more choices.
+    /// No further choices are made.
     pub(crate) is_over: bool,
 }
 
@@ -132,13 +131,13 @@ struct Executor {
     now: Duration,
     random: Random,
     events: BinaryHeap<Event>,
-    /// What the events are, with their numbers, until they happen or are cancelled.
+    /// The pending events by number, until they happen or are cancelled.
     happenings: Vec<(u64, Option<What>)>,
     free_happenings: Vec<usize>,
     /// The number of the last event.
     last: u64,
     tasks: Vec<Task>,
-    /// The numbers of the tasks that are over.
+    /// The numbers of the finished tasks.
     free: Vec<usize>,
     stacks: Vec<Coroutine>,
     current: Option<usize>,
@@ -146,22 +145,22 @@ struct Executor {
     paused: Vec<Duration>,
     /// How far the system's clock of each process is ahead, in nanoseconds.
     ahead: Vec<i64>,
-    /// The threads of each process that look.
+    /// The polling threads of each process.
     looking: Vec<Vec<Looking>>,
-    /// The addresses that threads wait for a signal at, in the order of the waits.
+    /// The addresses at which threads wait for a signal, in order of arrival.
     awaited: Vec<(usize, usize)>,
-    /// What waits for the end of a stop, in order.
+    /// The events that wait for their process to resume, in order.
     deferred: Vec<(Process, What)>,
-    /// How likely, per mille, a thread loses the processor at a place where it can.
+    /// The probability, per mille, that a thread is preempted where it can be.
     preemption: u64,
-    /// How long a thread may need to wake up.
+    /// How long a thread may take to wake up.
     latency: Duration,
     steps: u64,
-    /// To which process new threads belong, if not to that of the thread that runs.
+    /// The process of new threads, if not that of the running thread.
     starts_for: Option<Process>,
-    /// What happens where there is a choice, if that is not left to chance.
+    /// The course of the run, if choices are not left to chance.
     course: Option<Course>,
-    /// Why the simulation has ended before its time.
+    /// Why the simulation has ended early.
     stopped: Option<String>,
 }
 
@@ -172,25 +171,26 @@ struct Task {
     wait: u64,
 }
 
-/// A thread that waits for what only it can find out.
+/// A thread that polls for a condition.
 struct Looking {
     task: usize,
-    /// Finds out whether the thread can go on. It runs without the thread: a turn costs more.
+    /// Returns `true` if the thread can continue. Called without resuming the thread, which would
+    /// cost more.
     look: Box<dyn FnMut() -> bool>,
 }
 
-/// When something happens, the number that orders what happens at the same time, and where in
-/// `Executor::happenings` it is.
+/// The time of an event, the number that orders simultaneous events, and its key in
+/// `Executor::happenings`.
 type Event = Reverse<(u64, u64, usize)>;
 
 enum What {
     Act(Process, Box<dyn FnOnce()>),
-    /// A process may go on.
+    /// A process resumes.
     GoOn(Process),
     Resume(usize, u64),
 }
 
-/// Something that happens later, and can be cancelled until then.
+/// A later event, which can be cancelled.
 #[derive(Clone, Copy)]
 pub(crate) struct Later {
     place: usize,
@@ -198,8 +198,8 @@ pub(crate) struct Later {
 }
 
 impl Executor {
-    /// Counts a turn of a thread, or a place at which one could have lost the processor. Returns
-    /// `false` after more than a simulation needs.
+    /// Counts a turn of a thread, or a point at which one could have been preempted. Returns
+    /// `false` once there are more than any simulation needs.
     fn count_step(&mut self) -> bool {
         self.steps += 1;
         let most = if self.course.is_some() { STEPS_ON_COURSE_MAX } else { STEPS_MAX };
@@ -219,7 +219,7 @@ impl Executor {
         Later { place, number }
     }
 
-    /// Removes the next event that was not cancelled, and lets its time come.
+    /// Removes the next event that was not cancelled, and advances the clock to it.
     fn next(&mut self) -> Option<What> {
         loop {
             let Reverse((at, _, place)) = self.events.pop()?;
@@ -231,7 +231,7 @@ impl Executor {
         }
     }
 
-    /// Returns in how long something else happens, if that is soon.
+    /// Returns the time until the next event, if that is soon.
     fn next_event(&self, soon: Duration) -> Option<Duration> {
         let is_live = |place: usize| match self.happenings[place].1 {
             Some(What::Resume(task, wait)) => self.tasks[task].wait == wait,
@@ -280,7 +280,7 @@ pub(crate) fn can_block() -> bool {
     is_active() && with(|it| it.current.is_some())
 }
 
-/// Returns the time of the simulation, if there is one.
+/// Returns the virtual time, in a simulation.
 pub(crate) fn now() -> Option<Duration> {
     is_active().then(|| moved(with(|it| it.now), SKEW.get()))
 }
@@ -290,13 +290,13 @@ fn moved(time: Duration, by: i64) -> Duration {
     if by < 0 { time.saturating_sub(nanos) } else { time + nanos }
 }
 
-/// Returns what the system's clock of the process shows, if there is a simulation.
+/// Returns the time by the system's clock of the process, in a simulation.
 pub(crate) fn unix_time() -> Option<Duration> {
     let ahead = || with(|it| it.ahead.get(it.process()).copied().unwrap_or(0));
     now().map(|now| UNIX_TIME.get().unwrap_or_else(|| moved(now, ahead())))
 }
 
-/// Lets the system's clock show another time while `act` runs.
+/// Runs `act` with another time on the system's clock.
 pub(crate) fn at_unix_time<T>(time: Duration, act: impl FnOnce() -> T) -> T {
     let before = UNIX_TIME.replace(Some(time));
     let result = act();
@@ -314,7 +314,7 @@ pub(crate) fn set_ahead(process: Process, nanos: i64) {
     });
 }
 
-/// Returns the time of the simulation as an `Instant`, if there is one.
+/// Returns the virtual time as an `Instant`, in a simulation.
 pub(crate) fn instant() -> Option<Instant> {
     now().map(|now| *EPOCH + now)
 }
@@ -324,17 +324,17 @@ pub(crate) fn epoch() -> Instant {
     *EPOCH
 }
 
-/// Returns a random number of the simulation, if there is one.
+/// Returns a random number from the seed, in a simulation.
 pub(crate) fn random() -> Option<u64> {
     is_active().then(|| with(|it| it.random.next()))
 }
 
-/// Returns a number of the thread that runs: 0 outside a simulation.
+/// Returns the number of the running thread; 0 outside a simulation.
 pub(crate) fn thread_number() -> u64 {
     if is_active() { with(|it| it.current.map_or(0, |task| task as u64 + 1)) } else { 0 }
 }
 
-/// Lets the clock show another time while `act` runs.
+/// Runs `act` with another time on the clock.
 pub(crate) fn skewed<T>(skew: i64, act: impl FnOnce() -> T) -> T {
     let before = SKEW.replace(skew);
     let result = act();
@@ -342,7 +342,7 @@ pub(crate) fn skewed<T>(skew: i64, act: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Starts a thread of a process, or of the one that runs.
+/// Starts a thread of the given process, or of the running one.
 pub(crate) fn spawn(process: Option<Process>, run: impl FnOnce() + Send + 'static) {
     with(|it| {
         let process = process.or(it.starts_for).unwrap_or_else(|| it.process());
@@ -366,20 +366,20 @@ pub(crate) fn spawn(process: Option<Process>, run: impl FnOnce() + Send + 'stati
 }
 
 impl Executor {
-    /// Ends a look that has found nothing, and returns it.
+    /// Removes a poll that has found nothing, and returns it.
     fn end_look(&mut self, task: usize) -> Option<Looking> {
         let looking = &mut self.looking[self.tasks[task].process];
         let place = looking.iter().position(|looking| looking.task == task)?;
         Some(looking.remove(place))
     }
 
-    /// Returns the process that runs.
+    /// Returns the running process.
     fn process(&self) -> Process {
         let current = self.current.map(|task| self.tasks[task].process);
         current.or(self.starts_for).unwrap_or_default()
     }
 
-    /// Begins a wait of the thread that runs, and returns that.
+    /// Starts a wait of the running thread, and returns it.
     fn begin_wait(&mut self, until: Option<Instant>) -> usize {
         let task = self.current.expect("only a thread of the simulation can wait");
         let wait = self.tasks[task].wait + 1;
@@ -397,8 +397,8 @@ impl Executor {
 #[expect(deprecated, reason = "the code of a thread does not know the coroutine that it is in")]
 fn give_turn() {
     if thread::panicking() {
-        // The destructors of a thread that has panicked must not go on: what they wait for may
-        // depend on it.
+        // The destructors of a panicked thread must not continue: they might wait for this very
+        // thread.
         with(|it| it.stopped.get_or_insert_with(|| "a thread has panicked".into()).len());
     }
     generator::yield_with(());
@@ -426,7 +426,7 @@ pub(crate) fn wait(address: usize, until: Option<Instant>) {
     with(|it| it.awaited.retain(|(_, other)| *other != task));
 }
 
-/// Blocks the thread until `look` finds what it looks for, or until the deadline. It looks whenever
+/// Blocks the thread until `look` finds what it looks for, or until the deadline. Calls it whenever
 /// another thread of the process has run.
 pub(crate) fn wait_for<T: 'static>(
     until: Option<Instant>,
@@ -454,15 +454,15 @@ pub(crate) fn wait_for<T: 'static>(
         task
     });
     give_turn();
-    // What is there at the deadline counts.
+    // A message that is there at the deadline counts.
     if let Some(mut looking) = with(|it| it.end_look(task)) {
         (looking.look)();
     }
     found.take()
 }
 
-/// As the channel's own method, which would keep the processor busy for a while even if there is no
-/// time left. While no thread runs there is none.
+/// Like the channel's own method, which would spin for a while even with no time left. There is
+/// none while no thread runs.
 pub(crate) fn receive<T: 'static>(
     receiver: &Receiver<T>,
     deadline: Instant,
@@ -493,7 +493,7 @@ pub(crate) fn wait_for_any<T: 'static>(receivers: Vec<Receiver<T>>, until: Insta
     wait_for(Some(until), look).is_some()
 }
 
-/// Tries again and again, until the deadline.
+/// Polls until the deadline.
 pub(crate) fn retry_until<T>(until: Instant, attempt: impl Fn() -> Option<T>) -> Option<T> {
     loop {
         let done = attempt();
@@ -514,7 +514,7 @@ pub(crate) fn signal_traffic(process: Process) {
     signal(traffic(process), true);
 }
 
-/// Wakes the threads of the process that runs which wait for traffic.
+/// Wakes the threads of the running process that wait for traffic.
 pub(crate) fn signal_own_traffic() {
     if is_active() {
         signal_traffic(with(|it| it.process()));
@@ -535,12 +535,12 @@ pub(crate) fn connect(
     network.map(|connect| connect(with(|it| it.process()), addresses, deadline))
 }
 
-/// Lets connections of this simulation be opened by `connect`.
+/// Makes `connect` open the connections of this simulation.
 pub(crate) fn use_network(connect: Connect) {
     NETWORK.set(Some(connect));
 }
 
-/// Gives other threads a turn.
+/// Lets other threads run.
 pub(crate) fn yield_now() {
     let pause = with(|it| {
         let latency = it.latency;
@@ -555,8 +555,8 @@ pub(crate) fn sleep(time: Duration) {
     give_turn();
 }
 
-/// Returns what happens where there are so many ways, if that is not left to chance. 0 is the
-/// usual.
+/// Returns the outcome of a choice with this many ways, unless it is left to chance. 0 is the usual
+/// one.
 pub(crate) fn choose(choice: Choice, ways: usize) -> Option<usize> {
     with(|it| {
         let course = it.course.as_mut()?;
@@ -570,22 +570,22 @@ pub(crate) fn choose(choice: Choice, ways: usize) -> Option<usize> {
     })
 }
 
-/// Returns `true` if nothing is left to chance.
+/// Returns `true` if no choice is left to chance.
 pub(crate) fn follows_course() -> bool {
     with(|it| it.course.is_some())
 }
 
-/// Lets everything happen as usual from now on.
+/// Makes every later choice the usual one.
 pub(crate) fn end_choices() {
     with(|it| it.course.iter_mut().for_each(|course| course.is_over = true));
 }
 
-/// Returns the choices of the last run, each with the number of ways.
+/// Returns the choices of the last run, each with its number of outcomes.
 pub(crate) fn choices() -> Vec<(Choice, usize)> {
     with(|it| it.course.take()).unwrap_or_default().choices
 }
 
-/// Lets other threads run first, now and then, if this thread can wait.
+/// Occasionally lets other threads run first, if this thread can wait.
 pub(crate) fn preempt() {
     if UNINTERRUPTED.get() || !can_block() {
         return;
@@ -613,7 +613,7 @@ pub(crate) fn preempt() {
     }
 }
 
-/// Does something without letting other threads run first.
+/// Runs `act` without preemption.
 pub(crate) fn uninterrupted<T>(act: impl FnOnce() -> T) -> T {
     let before = UNINTERRUPTED.replace(true);
     let result = act();
@@ -621,7 +621,7 @@ pub(crate) fn uninterrupted<T>(act: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Wakes one thread, or `all`, that wait for a signal at the address.
+/// Wakes one of the threads that wait for a signal at the address, or `all` of them.
 pub(crate) fn signal(address: usize, all: bool) {
     if !is_active() {
         return;
@@ -644,7 +644,7 @@ pub(crate) fn signal(address: usize, all: bool) {
     });
 }
 
-/// Does something later, on behalf of a process, while no thread runs.
+/// Schedules an action on behalf of a process, to run between the turns of threads.
 pub(crate) fn after(process: Process, delay: Duration, act: impl FnOnce() + 'static) -> Later {
     with(|it| {
         let at = it.now + delay;
@@ -652,7 +652,7 @@ pub(crate) fn after(process: Process, delay: Duration, act: impl FnOnce() + 'sta
     })
 }
 
-/// Cancels what has not happened yet.
+/// Cancels the event, if it has not happened yet.
 pub(crate) fn cancel(later: Later) {
     with(|it| {
         let (number, what) = &mut it.happenings[later.place];
@@ -672,7 +672,7 @@ pub(crate) fn pause(process: Process, time: Duration) {
     });
 }
 
-/// Lets the threads of all processes go on.
+/// Resumes the threads of all processes.
 pub(crate) fn resume_all() {
     with(|it| {
         it.paused.clear();
@@ -680,7 +680,7 @@ pub(crate) fn resume_all() {
     });
 }
 
-/// Passes the events of all clients of this simulation to `observer`, at once.
+/// Passes the events of all clients of this simulation to `observer`, without delay.
 pub(crate) fn observe(observer: Observer) {
     OBSERVER.set(Some(observer));
 }
@@ -703,7 +703,7 @@ pub(crate) fn report(
     }
 }
 
-/// Lets threads that are started in `act` belong to a process, and what no thread does.
+/// Makes the threads and events that `act` starts belong to a process.
 pub(crate) fn of_process<T>(process: Process, act: impl FnOnce() -> T) -> T {
     let before = with(|it| it.starts_for.replace(process));
     let result = act();
@@ -711,7 +711,7 @@ pub(crate) fn of_process<T>(process: Process, act: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns until when a process is stopped, if it is.
+/// Returns when a stopped process resumes.
 pub(crate) fn paused_until(process: Process) -> Option<Duration> {
     with(|it| it.paused.get(process).copied().filter(|until| *until > it.now))
 }
@@ -728,14 +728,14 @@ pub(crate) struct Settings {
 /// How a simulation has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// The number of threads that are left, and wait without a deadline.
+    /// The number of threads left that wait without a deadline.
     pub(crate) threads: usize,
     pub(crate) steps: u64,
     pub(crate) lasted: Duration,
 }
 
-/// Runs a simulation until nothing is left to do, or until the end of time. `step` is called after
-/// every turn of a thread, with its process, and every other event.
+/// Runs a simulation until no event is left, or until the end of time. `step` is called after every
+/// turn of a thread, with its process, and every other event.
 pub(crate) fn run(
     settings: &Settings,
     end: Duration,
@@ -755,7 +755,7 @@ pub(crate) fn run(
         };
     });
     ACTIVE.set(true);
-    // Even if a check fails.
+    // This happens even if a check fails.
     let _active = Active;
     begin();
     while let Some(what) = with(Executor::next) {
@@ -811,7 +811,8 @@ struct Active;
 
 impl Drop for Active {
     fn drop(&mut self) {
-        // What is left is not unwound: it would run without the simulation that it belongs to.
+        // The remaining threads are not unwound, because their destructors would run outside the
+        // simulation.
         with(|it| {
             for task in &mut it.tasks {
                 mem::forget(task.coroutine.take());
@@ -826,8 +827,8 @@ impl Drop for Active {
     }
 }
 
-/// Looks for the threads of a process for what only they can find out. Those that have found it go
-/// on a little later.
+/// Polls on behalf of the polling threads of a process. Those that are ready continue a little
+/// later.
 fn look_around(process: Process, step: &mut impl FnMut(Process)) {
     if with(|it| it.stopped.is_some()) {
         return;

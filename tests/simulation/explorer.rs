@@ -1,10 +1,11 @@
-//! All runs of small worlds in which at most a few things go another way than usual.
+//! All runs of small worlds with at most a few deviations from the usual course.
 //!
 //! A run is a list of choices (`executor::choose`): which thread runs on, whether a request or a
 //! message is late or lost or comes twice, what happens to a client. A world in which everything
 //! goes as usual shows where there were choices. Each other way of one of them is a run with one
-//! deviation, which has choices of its own, and so on. So a broken promise is found with as few
-//! deviations as it needs. Pauses between attempts are long here: who is not woken is late.
+//! deviation, which has choices of its own, and so on. So a broken promise is found with the fewest
+//! possible deviations. Pauses between attempts are long here, so a thread that is not woken is
+//! late.
 
 use std::sync::mpsc::{self, Receiver};
 use std::{env, mem, thread};
@@ -14,7 +15,7 @@ use crate::simulation::flaws::{ALL, Flaw};
 use crate::simulation::scenes::{Scene, run_scene, scenes};
 use crate::simulation::{Broken, FOUND_BY_A_COURSE, flaw_to_plant, guarded, show};
 
-/// The runs that have kept their promises, and those deviations that have broken one.
+/// The number of runs that kept their promises, and the deviations that broke one.
 struct Explored {
     runs: u64,
     broken: Option<(Vec<Deviation>, Option<Choice>, Broken)>,
@@ -100,7 +101,7 @@ fn promises_hold_whatever_happens_in_small_worlds() {
     }
 }
 
-/// Many flaws need at most one deviation. The seeds find the others, too.
+/// Many flaws need at most one deviation. The seeds find the others as well.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimization")]
 fn small_worlds_find_planted_flaws() {

@@ -1,4 +1,4 @@
-//! What goes wrong in a world, and how it ends.
+//! The faults of a world, and how they end.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::simulation::world::{
 };
 use crate::store::memory::memory_server::MemoryServer;
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     /// A client is stopped for a while, all its threads at once.
     Stop,
     /// A client cannot reach the server for a while: one of several, or all of them.
     CutOff,
-    /// A client can never reach the server again: for others it is dead.
+    /// A client can never reach the server again, so others take it for dead.
     Die,
     /// A client no longer receives messages, until it listens again.
     ListenerLost,
@@ -50,7 +50,7 @@ pub(super) enum Fault {
     ReplicaIsCutOff,
 }
 
-/// A fault of a client, which lasts that long, or of a name.
+/// A fault of a client, with its duration, or of a name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accident {
     pub(super) fault: Fault,
@@ -60,10 +60,10 @@ pub(super) struct Accident {
     pub(super) server: usize,
 }
 
-/// How soon a client notices that it is deaf, while it waits.
+/// How soon a waiting client notices that it receives no messages.
 const NOTICED_AFTER: Duration = Duration::from_secs(6);
 
-/// How long after the last fault everything is healed.
+/// The time from the last fault until everything is healed.
 pub(super) const HEALED_AFTER: Duration = Duration::from_secs(3);
 
 pub(super) fn happen(accident: Accident, random: &mut Random) {
@@ -119,7 +119,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                 let (name, before) = (world.names[name].name.clone(), world.excuses.len());
                 world.change_server(server, false, |network| {
                     let server = &network.servers[server];
-                    // A server that is down does not ask a client for a lock that it keeps.
+                    // A server that is down does not ask a client for a kept lock.
                     server.memory.set_down(true);
                     server.at_its_time(|memory| memory.end_hold(&name));
                     server.memory.set_down(false);
@@ -169,14 +169,14 @@ fn end_client(Accident { fault, client: process, time, .. }: Accident, now: Inst
     });
 }
 
-/// Whose connection for messages was closed notices that.
+/// A client notices when its connection for messages is closed.
 fn let_listeners_notice() {
     for client in 1..=with(|world| world.clients.len()) {
         executor::after(client, Duration::ZERO, || ());
     }
 }
 
-/// Notes whom something disturbs that goes wrong.
+/// Records which clients a fault disturbs.
 fn note(Accident { fault, client, time, .. }: Accident, now: Instant) {
     with(|world| match fault {
         Fault::HoldEnded => {}
@@ -199,7 +199,7 @@ fn deafen(Accident { client, time, server, .. }: Accident, now: Instant) {
     });
 }
 
-/// Stops a client within some round trips.
+/// Stops a client within a few round trips.
 pub(super) fn stop_soon(client: Process, random: &mut Random) {
     let (soon, time) =
         with(|world| (random.time(world.network.latency * 6), random.time(world.lease * 2)));
@@ -215,8 +215,8 @@ pub(super) fn stop_soon(client: Process, random: &mut Random) {
 /// Brings a server back without its data.
 fn empty(server: usize, time: Duration, random: &mut Random) {
     with(|world| {
-        // One of a quorum does no harm if it stays away until every lease has ended, unless
-        // everything is healed before.
+        // In a quorum, it does no harm if it stays away until every lease has ended, unless
+        // everything is healed earlier.
         let is_brief = world.lease < HEALED_AFTER;
         let stays_away = world.network.is_quorum() && random.permille(700) && is_brief;
         let is_late = stays_away && !flawed(Flaw::ReturnsTooSoon);
@@ -227,7 +227,7 @@ fn empty(server: usize, time: Duration, random: &mut Random) {
     });
 }
 
-/// Lets the replica of a server take its place. Of a quorum, perhaps at all servers, which may
+/// Promotes the replica of a server. In a quorum, perhaps all servers at once, because they may
 /// share a power supply.
 fn fail_over(Accident { server, time, .. }: Accident, random: &mut Random) {
     let (all, lease) = with(|world| (world.network.servers.len(), world.lease));
@@ -257,7 +257,7 @@ fn cut_off_replica(server: usize, time: Duration) {
     });
 }
 
-/// Ends everything that is wrong.
+/// Ends all faults.
 pub(super) fn heal() {
     say(DIRECTOR, || "everything is healed".into());
     executor::end_choices();
@@ -282,7 +282,7 @@ pub(super) fn heal() {
     });
 }
 
-/// Lets one of the world's accidents happen, or none, after the server has executed a request.
+/// Causes one of the world's accidents, or none, after the server has executed a request.
 pub(super) fn after_execution() {
     check_server();
     let ways = with(|world| world.accidents.len() + 1);

@@ -1,5 +1,5 @@
-//! Flaws of the network and the server, of which a test plants one at a time, to see that the
-//! simulation finds it. Those of the client are in `tests/mutants`.
+//! Flaws of the network and the server. A test plants one at a time, and checks that the simulation
+//! finds it. Those of the client are in `tests/mutants`.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -24,9 +24,9 @@ macro_rules! flaws {
 }
 
 flaws! {
-    /// The server's clock runs faster than leases allow for.
+    /// The server's clock runs faster than the drift that leases allow for.
     ClockRuns,
-    /// The counter of tokens ends with the hold.
+    /// The fence counter is deleted with the hold.
     CounterEndsWithHold,
     /// A server gives the token that its counter shows, unless a greater one is proposed.
     CounterIsGivenAgain,
@@ -34,7 +34,7 @@ flaws! {
     HeldIsAcquired,
     /// A held lock is reported as an outage.
     HeldIsOutage,
-    /// A lease ends at the server after half of its time.
+    /// A lease ends on the server after half of its time.
     LeaseIsHalved,
     /// Messages reach another client.
     MessagesGoAstray,
@@ -42,9 +42,9 @@ flaws! {
     NeverRegisters,
     /// No client is ever woken.
     NoWakeUps,
-    /// A failed request counts as one that has found the lock held.
+    /// A failed request counts as contention.
     OutageIsHeld,
-    /// The server admits one holder more than there are permits.
+    /// The server admits one holder too many.
     PermitTooMany,
     /// A client that no longer waits stays registered.
     PlacesAreKept,
@@ -56,35 +56,35 @@ flaws! {
     RaiseLowers,
     /// One server of a quorum raises its counter, and all say so.
     RaiseOfAMinority,
-    /// A refused request counts as one that has found the lock held.
+    /// A refused request counts as contention.
     RefusalIsHeld,
-    /// A refused request counts as one that has got the lock.
+    /// A refused request counts as granted.
     RefusalIsSuccess,
-    /// The server says that it has released a hold, and has not.
+    /// The server reports a hold as released without releasing it.
     ReleaseDoesNothing,
-    /// A release ends whatever hold there is.
+    /// A release ends any hold of the name.
     ReleaseEndsAny,
-    /// The server says that it has renewed a hold, and has not.
+    /// The server reports a hold as renewed without renewing it.
     RenewalDoesNothing,
     /// One server of a quorum renews a hold, and all say so.
     RenewalOfAMinority,
-    /// A renewal renews whatever hold there is.
+    /// A renewal renews any hold of the name.
     RenewalRenewsAny,
-    /// A renewal begins a hold that is gone.
+    /// A renewal recreates a hold that is gone.
     RenewalRevives,
-    /// A server reports for ever what it has reported of a name first.
+    /// A server always repeats its first report of a name.
     ReportIsOld,
-    /// A server of a quorum that has lost its data does not stay away for a lease.
+    /// A quorum server that has lost its data comes back before a lease has passed.
     ReturnsTooSoon,
-    /// A request counts as replicated although the replica has not acknowledged it in time.
+    /// A request counts as replicated although no acknowledgement came in time.
     ShortfallIsSuccess,
-    /// A request for several locks gets those that are free.
+    /// A request for several locks gets only the free ones.
     ServerGrantsPart,
     /// Tokens do not grow.
     StaleFence,
     /// A request without a reply never times out.
     TimeoutIsMissing,
-    /// Tokens are what the clock shows, even if it was set back.
+    /// Tokens follow the clock even when it is set back.
     TokenIsClock,
     /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
@@ -106,7 +106,7 @@ pub(super) fn planted() -> Option<Flaw> {
     PLANTED.get()
 }
 
-/// Plants a flaw in everything that this thread runs.
+/// Plants a flaw in all simulations of this thread.
 pub(super) fn plant(flaw: Option<Flaw>) {
     PLANTED.set(flaw);
 }
@@ -129,7 +129,7 @@ pub(super) fn change_asked(holds: &mut [HoldId], lease: &mut Duration) {
     }
 }
 
-/// Changes what the server does with a request for holds.
+/// Changes how the server executes a request for holds.
 pub(super) fn change_granted(
     reply: Result<AcquireReply, Failure>,
 ) -> Result<AcquireReply, Failure> {
@@ -171,7 +171,7 @@ pub(super) fn change_acquired(
     }
 }
 
-/// Returns the reply that a lock is held, and nothing else.
+/// Returns the plain reply that a lock is held.
 fn nothing_known() -> AcquireReply {
     let (index, remaining, in_doubt, recalled, echoed) = (0, None, false, false, None);
     AcquireReply::Held { index, remaining, in_doubt, recalled, echoed }

@@ -1,4 +1,4 @@
-//! What must hold in every world, whatever goes wrong, and what excuses it.
+//! The rules of every world, whatever goes wrong, and the excuses from them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,44 +26,44 @@ use crate::store::hold_id::HoldId;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::request::{DETACHED, OFFER};
 
-/// How often the state of the whole world is looked at.
+/// How often the judge inspects the whole world.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
 
-/// How much later than it may a call may end, for the time that threads need to wake up.
+/// How much too late a call may end, because threads take time to wake up.
 pub(super) const SLACK: Duration = Duration::from_millis(110);
 
-/// How much longer than a tenure threads may hand a lock off, which need to wake up.
+/// How much longer than a tenure threads may hand a lock off, because they take time to wake up.
 pub(super) const WAKE_UP: Duration = Duration::from_millis(20);
 
-/// How far tokens may be ahead of the server's clock, in microseconds: by those of a tenure, and
-/// some that were given one after the other.
+/// How far tokens may be ahead of the server's clock, in microseconds: a tenure takes a block of
+/// them, and several grants may follow in quick succession.
 const AHEAD: u64 = 2_000;
 
-/// A hold that the server ends earlier than it has promised, so that another one may overlap it.
+/// A hold that the server ends earlier than promised, so that another may overlap it.
 pub(super) struct Excuse {
     pub(super) name: usize,
     pub(super) client: Process,
-    /// The hold, and those that follow it in its tenure, have no later token than this one, or
-    /// their calls began before then.
+    /// The hold and its successors in the tenure have no later token than this, or their calls
+    /// began before this time.
     pub(super) fence: u64,
     pub(super) begun_by: Instant,
-    /// When the server ends it, and when it would have ended it.
+    /// When the server ends it, and when it should have.
     pub(super) from: Instant,
     pub(super) until: Instant,
-    /// When its client has learned that it has ended, unless that is disturbed.
+    /// By when its client learns of the end, unless a fault is in the way.
     pub(super) told: Option<Instant>,
 }
 
-/// A hold that has begun without a request of which its client knows the outcome.
+/// A hold that began with a request whose outcome its client does not know.
 pub(super) struct Unexpected {
     hold: HoldId,
     at: Instant,
-    /// The greatest token then.
+    /// The greatest token at that time.
     token: u64,
 }
 
 impl Excuse {
-    /// Returns `true` if this may be the hold, or one of its tenure.
+    /// Returns `true` if this may be the hold, or another one of its tenure.
     pub(super) fn is_about(
         &self,
         client: Process,
@@ -77,8 +77,8 @@ impl Excuse {
 }
 
 impl NameState {
-    /// Returns why clients do not take turns, if they do not: one whose hold has ended while others
-    /// were waiting must not have the next one while these have an offer.
+    /// Returns how clients break the rule of turns, if they do: a client whose hold ended while
+    /// others waited must not get the next one while these have an offer.
     fn check_turns(
         &mut self,
         holds: &[(HoldId, u32, Duration)],
@@ -94,7 +94,7 @@ impl NameState {
         let is_offer = |hold: &HoldId| hold.nonce == 0;
         let is_offered =
             |client: &str| holds.iter().any(|(hold, ..)| is_offer(hold) && *hold.client == *client);
-        // What only one can have it does not get while another was told of its turn.
+        // A client does not get an exclusive lock while another one has been offered it.
         let waits = |client: &String| {
             let is_told = is_offered(client) || calls.contains(&&**client);
             waiting.contains(client) || self.usage == Usage::Lock && is_told
@@ -144,7 +144,7 @@ impl HoldAtServers {
 }
 
 impl World {
-    /// Notes who has, and who waits for, each name at the server.
+    /// Records the holders and the waiting clients of each name at the server.
     pub(super) fn look_at_server(&mut self) {
         let now = clock::now();
         let (mut is_free, mut is_idle) = ([true; NAMES.len()], true);
@@ -179,15 +179,15 @@ impl World {
         }
     }
 
-    /// Lets the judge look now and then, from now on, as something may happen by itself: a lease
-    /// may end, or a call may be overdue.
+    /// Makes the judge inspect the world at intervals, because leases end and calls become overdue
+    /// without any input.
     pub(super) fn watch(&mut self) {
         if !self.is_over && !mem::replace(&mut self.is_watched, true) {
             executor::after(DIRECTOR, LOOK, tick);
         }
     }
 
-    /// Returns `true` if there is such a guard of a name, and it trusts its lease.
+    /// Returns `true` if a name has such a guard, and the guard trusts its lease.
     pub(super) fn trusts(&self, place: usize, name: usize) -> bool {
         let held = self.guards.get(place).and_then(Option::as_ref);
         held.is_some_and(|held| held.is_of(name) && held.is_held())
@@ -201,20 +201,20 @@ impl World {
         })
     }
 
-    /// Returns how much older than its guard a hold may be, whose age counts from the request for
-    /// the first one of its tenure.
+    /// Returns how much older than its guard a hold may be: its age counts from the request for the
+    /// first hold of its tenure.
     pub(super) fn age_before(&self) -> Duration {
         let slow = if self.is_calm { Duration::ZERO } else { self.io_timeout };
         self.tenure + self.slack() + slow + self.acks
     }
 
-    /// Returns since when nothing goes wrong, if nothing does.
+    /// Returns when the world became calm, if it is.
     pub(super) fn settled_since(&self) -> Option<Instant> {
         let disturbed = self.clients.iter().map(|client| client.disturbed).max();
         disturbed.filter(|_| self.is_calm || self.is_healed)
     }
 
-    /// Returns how long messages may be on their way, and how long a client needs to listen again.
+    /// Returns how long messages may travel, plus the time until a client listens again.
     pub(super) fn grace(&self) -> Duration {
         let recovery = Duration::from_secs(2) + self.io_timeout * 2;
         let recovery = if self.is_calm { Duration::ZERO } else { recovery };
@@ -233,13 +233,13 @@ impl World {
         about.filter(|it| it.from <= clock::now())
     }
 
-    /// Returns `true` if the server has forgotten the hold, so that it may be overlapped, and its
-    /// client may not know.
+    /// Returns `true` if the server has forgotten the hold, so that another may overlap it while
+    /// its client may not know.
     fn is_forgotten_unknown(&self, held: &Held, name: usize) -> bool {
         let Held { owner, client, begun, .. } = *held;
         let (now, fence) = (clock::now(), held.guard.fence(name));
         let disturbed = self.clients[client - 1].disturbed;
-        // Any other reply that the hold is gone does, too.
+        // So does any other reply that the hold is gone.
         let ids = self.holds_of(client, name, fence.unwrap_or_default());
         let asked = ids.iter().flat_map(|id| self.record.of(name, id));
         let gone = asked.filter(|it| {
@@ -248,7 +248,7 @@ impl World {
         });
         let gone = gone.filter_map(Asked::answered).max().filter(|_| !self.network.is_quorum());
         let gone = gone.map(|at| self.due_after_stops(client, at + SLACK));
-        // Only the client that has acquired it is told.
+        // Only the client that acquired it gets this message.
         let is_known = |it: &Excuse| {
             owner == client && it.told.is_some_and(|told| told < now && disturbed < it.from)
                 || gone.is_some_and(|at| it.from + SLACK <= at && at < now)
@@ -256,14 +256,15 @@ impl World {
         self.excuses_of(owner, name, fence, begun).any(|it| !is_known(it))
     }
 
-    /// Returns `true` if a hold may be overlapped: also if a user of its ticket has ended it.
+    /// Returns `true` if another hold may overlap this one, also because a user of its ticket has
+    /// ended it.
     fn is_excused(&self, held: &Held, name: usize) -> bool {
         held.has_ended(self) || self.is_forgotten_unknown(held, name)
     }
 
-    /// Sets until when clients learn that these holds have ended now, by messages of that server,
-    /// if nothing is in the way of that. The message about a hold whose call has not returned yet
-    /// may overtake its reply.
+    /// Sets by when clients learn from messages of this server that these holds have just ended,
+    /// unless a fault is in the way. The message about a hold whose call has not returned yet may
+    /// overtake its reply.
     pub(super) fn expect_told(&mut self, ended: Range<usize>, server: usize, now: Instant) {
         let told = now + SLACK + self.network.latency * 60;
         for at in ended.clone() {
@@ -278,7 +279,7 @@ impl World {
         }
     }
 
-    /// Returns the holds of each name, each with how long it lasts at each server, the longest
+    /// Returns the holds of each name, each with its remaining time at each server, the longest
     /// first.
     pub(super) fn holds(&self) -> Vec<HoldAtServers> {
         let mut holds: Vec<HoldAtServers> = Vec::new();
@@ -336,24 +337,24 @@ impl World {
         begun
     }
 
-    /// Returns the greatest token that a server has given, as far as it knows.
+    /// Returns the greatest token that a server remembers having given.
     fn last_token(&self) -> u64 {
         let tokens = self.network.servers.iter().map(|it| it.memory.last_token());
         tokens.max().unwrap_or_default()
     }
 
-    /// Returns `true` if a hold has begun without a request that its client knows of.
+    /// Returns `true` if a hold began with a request that its client does not know of.
     pub(super) fn is_unasked(&self, hold: &HoldId) -> bool {
         self.unasked.iter().any(|it| it.hold == *hold)
     }
 
-    /// Returns `true` if the servers have a hold again that was over, and its client has asked
-    /// neither for its release since, nor whether it exists.
+    /// Returns `true` if a hold that was over is back on the servers, and its client has since
+    /// neither released nor verified it.
     pub(super) fn is_back(&self, name: usize, hold: &HoldId) -> bool {
         self.is_unexpected(&self.unasked, name, hold)
     }
 
-    /// Returns the same of a hold that a late request has begun.
+    /// Returns the same for a hold that a late request has begun.
     pub(super) fn was_late(&self, name: usize, hold: &HoldId) -> bool {
         self.is_unexpected(&self.late, name, hold)
     }
@@ -369,9 +370,9 @@ impl World {
         ended.count() < self.required()
     }
 
-    /// Changes what a server has, or its clock. Holds that end earlier by that may be overlapped
-    /// until they would have ended, unless they are `safe`. A hold of a quorum ends when it no
-    /// longer has a majority.
+    /// Changes the data of a server, or its clock. Others may overlap the holds that end earlier
+    /// because of this, until these would have ended, unless they are `safe`. A hold of a quorum
+    /// ends when it no longer has a majority.
     pub(super) fn change_server(
         &mut self,
         server: usize,
@@ -390,15 +391,15 @@ impl World {
         self.note_regained(&before);
         self.changes += 1;
         self.excuse_ended(before, fence, is_safe);
-        // A counter that is lost grows on only if the clock is not behind.
+        // A lost counter continues to grow only if the clock is not behind.
         let required = self.required();
         let next = self.next_token(server);
         if self.network.is_quorum() {
             self.counters_lost += usize::from(is_counter_lost);
-            // Of an even number of servers, two majorities share more than one.
+            // With an even number of servers, two majorities share more than one.
             let few = self.counters_lost < 2 * required - self.network.servers.len();
             if !few && !self.clocks_behind.is_zero() {
-                // Until then some clocks may show what others have shown before the loss.
+                // Until then, some clocks may show a time that others showed before the loss.
                 let until = now + self.clocks_behind * 2 + self.io_timeout * 2;
                 self.tokens_repeat_until = self.tokens_repeat_until.max(Some(until));
             }
@@ -431,11 +432,11 @@ impl World {
             let (left, remains) = (lasts[0], remains.unwrap_or_default());
             let client = self.clients.iter().position(|it| *it.id == *hold.client);
             if let Some(client) = client.filter(|_| remains < left && !is_safe) {
-                // It may be stopped before it learns of that.
+                // It may be stopped before it learns of this.
                 let clock = executor::now().unwrap_or_default();
                 let stopped = executor::paused_until(client + 1).unwrap_or_default();
                 let learns = self.io_timeout + Duration::from_millis(10);
-                // Since an earlier change, the server may have an older hold instead of this one.
+                // After an earlier change, the server may have an older hold in place of this one.
                 let older = self
                     .excuses
                     .iter()
@@ -446,7 +447,7 @@ impl World {
                     client: client + 1,
                     fence: before.map_or(fence, |before| before.max(fence)),
                     begun_by: now + stopped.saturating_sub(clock) + learns,
-                    // Its clock may be as much too fast as leases allow for.
+                    // Its clock may be too fast by the drift that leases allow for.
                     from: now + remains * 99 / 100,
                     until: now + left,
                     told: None,
@@ -455,7 +456,7 @@ impl World {
         }
     }
 
-    /// Lets a client end a hold of a name by force, and notes what that ends.
+    /// Makes a client end a hold of a name by force, and records which hold that ends.
     pub(super) fn force<T>(&mut self, text: &str, act: impl FnOnce() -> T) -> T {
         let before = self.holds();
         let fence = self.last_token();
@@ -468,13 +469,13 @@ impl World {
         result
     }
 
-    /// Checks that the server has nothing that its clients have no use for.
+    /// Checks that the server has no holds that their clients no longer use.
     fn check_holds(&mut self) -> Result<(), String> {
         let now = clock::now();
-        // What a server has executed late, a quorum removes when it next asks that server.
+        // A quorum removes the effects of late requests when it next asks that server.
         let is_settled = self.is_calm || self.is_healed && !self.network.is_quorum();
         let most = Duration::from_millis(100) + self.network.latency * 20;
-        // A release may be under way for a third of the lease; its repeat follows within a 20th.
+        // A release may take up to a third of the lease, and its repeat follows within a 20th.
         // Where a clock was set back, a hold outlasts the repeats.
         let set_back = self.set_back();
         let left_most = most + self.acks + self.lease / 3 + self.lease / 20 + set_back;
@@ -513,7 +514,7 @@ impl World {
                 let calls = calls.filter(|it| it.is_about(at) && it.client == client).count();
                 let releasing = self.releasing.iter().filter(|it| **it == (client, at)).count();
                 let users = guards + calls + releasing;
-                // Each permit has a user of its own, unless a late request has brought one more.
+                // Each permit has its own user, unless a late request has taken another one.
                 let is_one = |(it, ..): &&(HoldId, u32, Duration)| {
                     it.nonce > 0 && it.client == hold.client && hold.kind.row().is_several
                 };
@@ -522,7 +523,7 @@ impl World {
                     || self.may_be_adopted(hold)
                     || users > 0 && (!self.is_calm || users >= holds.iter().filter(is_one).count())
             };
-            // What its client has released may stay taken.
+            // A lock that its client has released may stay taken.
             let of_clients = holds.iter().filter(|(_, depth, _)| *depth > 0);
             let of_clients = of_clients.map(|(hold, ..)| hold.clone());
             let of_clients = of_clients.filter(|it| it.nonce > 0);
@@ -560,7 +561,7 @@ impl World {
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
     }
 
-    /// Notes how late it has been on the only server.
+    /// Records the latest time on the only server.
     fn look_at_clock(&mut self) {
         if !self.network.is_quorum() {
             let clock = |_: &MemoryServer| micros(clock::unix_time());
@@ -571,7 +572,7 @@ impl World {
         }
     }
 
-    /// Notes that a new guard has a name, and checks that it may.
+    /// Records a new guard of a name, and checks that it is allowed.
     fn note_hold(
         &mut self,
         held: &Held,
@@ -580,7 +581,7 @@ impl World {
     ) -> Result<(), String> {
         let Held { client, owner, side, begun, left, .. } = *held;
         let (fence, is_held) = (held.guard.fence(name), held.is_held());
-        // A tenure that the server has forgotten goes on with its tokens until it ends.
+        // A tenure that the server has forgotten continues with its tokens until it ends.
         let is_forgotten = |name: usize| {
             let fence = held.guard.fence(name);
             self.excuses.iter().any(|it| it.is_about(owner, name, fence, begun))
@@ -596,7 +597,7 @@ impl World {
             let ahead = fence - self.clock_seen.1;
             return Err(format!("the fence of name {name} is {ahead} µs ahead of the clock"));
         }
-        // It may have the token of a hold that has come back with older data.
+        // It may have the token of a hold that came back with older data.
         let id = &self.clients[client - 1].id;
         let is_of = |hold: &HoldId| *hold.client == **id && *hold.name == *self.names[name].name;
         let is_back = self.unasked.iter().any(|it| is_of(&it.hold) && fence <= it.token);
@@ -619,12 +620,12 @@ impl World {
         if is_held && !grows(last, fence, side) && !excused(&reasons) {
             return Err(format!("the fence of {:?} is {fence} after {last}", state.name));
         }
-        // A set may have waited for its other locks since it had this one.
+        // A set may have waited for its other locks after it got this one.
         let is_tenure = is_alone && left.is_none() && !side.is_set();
         if is_tenure { self.note_tenure(client, name) } else { Ok(()) }
     }
 
-    /// Notes that a client has a guard of a lock, and checks that its threads do not hand it off
+    /// Records that a client has a guard of a lock, and checks that its threads do not hand it off
     /// for too long.
     fn note_tenure(&mut self, client: Process, name: usize) -> Result<(), String> {
         let now = clock::now();
@@ -654,7 +655,7 @@ impl World {
         self.tokens_repeat_until.is_some_and(|until| clock::now() < until)
     }
 
-    /// Returns the least token that may be given next, now that a server's counter may be lost.
+    /// Returns the smallest token that may be given next, now that a server's counter may be lost.
     fn next_token(&self, server: usize) -> u64 {
         if self.network.is_quorum() {
             return micros(clock::unix_time());
@@ -662,7 +663,7 @@ impl World {
         self.network.servers[server].next_token()
     }
 
-    /// Returns an error if other guards than this one may not be valid beside it, and are.
+    /// Returns an error if another guard is valid beside this one and must not be.
     fn check_exclusion(&self, new: usize) -> Result<(), String> {
         let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
         if !one.is_held() {
@@ -709,12 +710,12 @@ impl World {
         Ok(())
     }
 
-    /// Returns `true` if a call of a client that began then may fail so.
+    /// Returns `true` if a call of a client that began then may fail with this error.
     pub(super) fn may_fail(&self, error: &Error, client: Process, begun: Instant) -> bool {
         let Self { network, io_timeout, lease, .. } = self;
         let client = &self.clients[client - 1];
-        // Calls in line share the failure of a request that was sent before, perhaps by a client
-        // that was stopped since, and of one that has withdrawn it since.
+        // Queued calls share the failure of an earlier request, even if its client was stopped, or
+        // withdrew it, in the meantime.
         let was = |at: Option<Instant>, within: Duration| {
             at.is_some_and(|at| at + within + client.stopped >= begun)
         };
@@ -735,13 +736,13 @@ impl World {
         let CallState { client, begun, patience, .. } = *call;
         let state = &self.names[name];
         let own = &self.clients[client - 1].id;
-        // A call that does not wait relies on the last reply to a call before it.
+        // A call that does not wait relies on the last reply to an earlier call.
         let before = match patience {
             Patience::None => self.backoff_max + self.io_timeout,
             // The reply may have been on its way when the call began, or waited for its process.
             Patience::For(_) | Patience::Endless => {
                 let thread = Duration::from_millis(2);
-                // A quorum may decide by old votes, when it has waited for others in vain.
+                // A quorum may decide by old votes after waiting for others without success.
                 let waits = self.has_slow_replies || !self.is_calm && self.network.is_quorum();
                 let slow = if waits { self.io_timeout } else { Duration::ZERO };
                 self.network.latency * 6 + self.acks + slow + thread
@@ -755,9 +756,9 @@ impl World {
         let is_awaited = self.calls.values().any(|it| it.is_about(name) && it.client == client);
         let was_held = state.had_guard.get(&client).is_some_and(|at| *at >= since)
             || self.releasing.contains(&(client, name));
-        // A request that no call waits for any more may have begun a hold of this client, which it
-        // does not remember once one release was answered.
-        // A call for several locks first ends what its client keeps, and may have no time for more.
+        // An abandoned request may have begun a hold of this client, which forgets it once one
+        // release was answered. A call for several locks first releases its client's kept locks,
+        // and may have no time left after that.
         let is_first = state.keep.is_some()
             && call.side.is_set()
             && matches!(patience, Patience::For(time) if time < self.network.latency * 20);
@@ -770,7 +771,7 @@ impl World {
         let mut before =
             self.record.latest(name).take_while(|it| it.sent + OFFER + self.io_timeout >= since);
         let keeps_place = before.any(|it| it.client == client && !it.said().is_answer());
-        // What falls short of its durability exists until it is withdrawn.
+        // A hold that falls short of its durability exists until it is withdrawn.
         let fell_short = self.network.fell_short.is_some_and(|at| at >= since);
         let may_be_own = fell_short
             || is_unexpected
@@ -780,7 +781,7 @@ impl World {
             || is_first
             || keeps_place
             || was_tried;
-        // It counts for a call that does not wait, however old, or waits for less than a reply
+        // However old, it counts for a call that does not wait, or waits for less time than a reply
         // takes. A call for several may have this one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
         let is_brief = match patience {
@@ -809,8 +810,8 @@ impl World {
 }
 
 impl World {
-    /// Returns the client that goes before the one that asks for a side or a permit, perhaps one
-    /// that it was `offered`. The clock is the server's, as it executes the request.
+    /// Returns the client whose turn comes before the one that asks for a side or a permit, perhaps
+    /// one that it was `offered`. The clock is the server's, as it executes the request.
     pub(super) fn first_waiter(&self, hold: &HoldId, offered: bool) -> Option<String> {
         if hold.kind.is_lock() {
             return None;
@@ -841,8 +842,8 @@ impl World {
 }
 
 thread_local! {
-    /// The events that are not judged yet: a look at a guard may find its lease over, while the
-    /// world is locked.
+    /// The events that are not judged yet: inspecting a guard may reveal that its lease is over
+    /// while the world is locked.
     static HEARD: RefCell<VecDeque<(Process, Event)>> = const { RefCell::new(VecDeque::new()) };
 }
 
@@ -893,12 +894,13 @@ fn judge_event(process: Process, event: &Event) {
         let Some(NameState { reported, .. }) = names.iter_mut().find(is_meant) else { return true };
         if begins {
             let open = reported.entry(process).or_default();
-            // A client may adopt a hold that it has already.
+            // A client may adopt a hold that it already has.
             let is_next = open.iter().all(|other| other == fence && !left.is_empty());
             open.push(*fence);
             return is_next;
         }
-        // A look at a guard may be of no process. Then several clients may have adopted the hold.
+        // A guard may be inspected on behalf of no process. Then several clients may have adopted
+        // the hold.
         let own = reported.get_mut(&process).filter(|open| open.contains(fence));
         let mut is_open = own.is_some();
         if let Some(own) = own {
@@ -918,7 +920,7 @@ fn judge_event(process: Process, event: &Event) {
     }
 }
 
-/// Looks at the server after it has executed a request.
+/// Inspects the server after it has executed a request.
 pub(super) fn check_server() {
     let overtaken = with(|world| {
         world.look_at_server();
@@ -929,7 +931,7 @@ pub(super) fn check_server() {
     }
 }
 
-/// What a step of the simulation must not break.
+/// The rules that no step of the simulation may break.
 pub(super) fn check_step(client: Process) {
     judge_events();
     if simulation::HAS_PANICKED.get() {
@@ -956,7 +958,7 @@ pub(super) fn check_step(client: Process) {
             if is_held || held.over_since.is_some() {
                 continue;
             }
-            // Its client releases what it takes for lost.
+            // Its client releases a hold that it takes for lost.
             let left = held.left;
             if let Some(held) = &mut world.guards[place] {
                 held.over_since = Some(now);
@@ -972,7 +974,7 @@ pub(super) fn check_step(client: Process) {
     }
 }
 
-/// Notes a new guard, and checks that no other one is valid, and that tokens grow.
+/// Records a new guard, and checks that no other one is valid, and that tokens grow.
 pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
     let result = with(|world| {
         world.tally.acquired += 1;
@@ -994,7 +996,7 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
     result.unwrap_or_else(|why: String| broken(&why))
 }
 
-/// Looks whether a call waits for what is free.
+/// Looks for a call that waits for a free name.
 fn tick() {
     let broken_by = with(|world| {
         world.is_watched = false;
@@ -1018,7 +1020,7 @@ fn tick() {
         let retry = Duration::from_millis(500);
         let World { backoff_max, io_timeout, .. } = *world;
         // In a calm world every release wakes the next client, unless the servers of a quorum offer
-        // it to different ones.
+        // the lock to different ones.
         let wakes = world.is_calm && !world.network.is_quorum();
         // A message that a client relies on may have been lost before everything was healed.
         let silence = if world.is_calm { backoff_max } else { backoff_max.max(SILENCE) };
@@ -1057,7 +1059,7 @@ fn tick() {
             let is_disturbed = now < client.disturbed + retry + io_timeout + most;
             let names = (0..world.names.len()).filter(|at| call.is_about(*at));
             let text = &world.names[call.name].name;
-            // Whatever a client that no longer has a guard has left behind has ended by then.
+            // By then, everything that a client without guards has left behind has ended.
             let unguarded = names.clone().map(|at| world.names[at].unguarded_since).max();
             let unguarded = unguarded.max(Some(call.begun)).max(Some(client.disturbed));
             let has_waited = unguarded.is_some_and(|since| now > since + unguarded_most);
@@ -1085,7 +1087,7 @@ fn tick() {
     }
 }
 
-/// Checks that nothing is left at the server and on the way.
+/// Checks that nothing is left, on the server or on the way to it.
 pub(super) fn check_quiet() {
     with(World::look_at_server);
     let broken_by = with(|world| {
@@ -1093,9 +1095,9 @@ pub(super) fn check_quiet() {
         for (at, name) in world.names.iter().enumerate() {
             for server in &world.network.servers {
                 let (holds, waiting) = (server.holds(&name.key), server.waiting(&name.key));
-                // A late request may have left a place in the queue, which the next release passes
-                // on. A client leaves its places in a quorum when a guard is dropped, but not when
-                // a hold ends that it has kept or left to be adopted.
+                // A late request may have left a place in the queue, which the next release
+                // removes. In a quorum, a client leaves the queues when a guard is dropped, but not
+                // when a kept or detached hold ends.
                 let is_left = world.left.iter().any(|left| left.name == at);
                 let is_dropped = name.keep.is_none() && !is_left;
                 let is_tidy = world.is_calm && (is_dropped || !world.network.is_quorum());
@@ -1118,7 +1120,7 @@ pub(super) fn check_quiet() {
     }
 }
 
-/// Checks what a client has reported and counted at its end.
+/// Checks the reports and counters of a client at its end.
 pub(super) fn check_ended(client: Process, stats: &Stats) {
     if let Err(why) = with(|world| world.clients[client - 1].ledger.check(stats)) {
         broken(&format!("client {client}: {why}"));

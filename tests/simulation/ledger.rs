@@ -1,5 +1,5 @@
-//! What a client reports: each hold that has begun ends once, whatever happens, and its counters
-//! are those of its events and of what its calls have returned.
+//! The reports of a client: whatever happens, each hold begins and ends once, and the counters
+//! agree with its events and with the results of its calls.
 
 use crate::error::Error;
 use crate::event::Event;
@@ -11,13 +11,13 @@ use crate::stats::Stats;
 pub(super) struct Ledger {
     /// The holds whose beginning was reported, and whose end was not yet: names and tokens.
     open: Vec<(String, u64)>,
-    /// What its events say that it has done, and what the results of its calls do.
+    /// The counters according to its events and to the results of its calls.
     told: Stats,
     returned: Stats,
 }
 
 impl Ledger {
-    /// Notes an event, which must not report the end of a hold twice.
+    /// Records an event, which must not report the end of a hold twice.
     pub(super) fn note(&mut self, event: &Event) -> Result<(), String> {
         let told = &mut self.told;
         match event {
@@ -57,7 +57,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Notes that a call has found the lock held.
+    /// Records that a call found the lock held.
     pub(super) fn note_busy(&mut self, patience: Patience) {
         if patience == Patience::None {
             self.returned.busy += 1;
@@ -66,7 +66,7 @@ impl Ledger {
         }
     }
 
-    /// Notes the error of a call.
+    /// Records the error of a call.
     pub(super) fn note_error(&mut self, error: &Error) {
         self.returned.failed += u64::from(error.is_failure());
     }
@@ -89,9 +89,9 @@ impl Ledger {
             ("failed_renewals", stats.failed_renewals, told.failed_renewals),
             ("renewals", stats.renewals, told.renewals),
             ("timed_out", stats.timed_out, told.timed_out),
-            ("busy, as calls say,", stats.busy, returned.busy),
-            ("timed_out, as calls say,", stats.timed_out, returned.timed_out),
-            ("failed, as calls say,", stats.failed, returned.failed),
+            ("busy, by the results of calls,", stats.busy, returned.busy),
+            ("timed_out, by the results of calls,", stats.timed_out, returned.timed_out),
+            ("failed, by the results of calls,", stats.failed, returned.failed),
         ];
         for (what, counted, noted) in numbers {
             if counted != noted {

@@ -1,5 +1,5 @@
-//! Whether a hold that its client takes for lost is lost, and for the cause that it reports, and
-//! whether those that watch a hold learn of its end.
+//! Checks that a hold that its client takes for lost is lost, for the reported cause, and that
+//! watches learn of the end of their hold.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::simulation::record::{Asked, Promise, Said, Wish};
 use crate::simulation::world::World;
 use crate::store::hold_id::HoldId;
 
-/// How long a client looks at most which other one has a lock that it has lost.
+/// The longest time that a client takes to find the new holder of a lock that it has lost.
 const LOOK_TIME: Duration = Duration::from_secs(1);
 
 impl World {
@@ -26,8 +26,8 @@ impl World {
     pub(super) fn check_loss(&self, client: Process, event: &Event) -> Result<(), String> {
         let Event::Lost { name: text, fence, cause, .. } = event else { return Ok(()) };
         let name = self.names.iter().position(|name| name.name == *text);
-        let Some(name) = name else { return Err(format!("{event:?} of an unknown name")) };
-        // Permits have no tokens by which their holds could be told apart.
+        let Some(name) = name else { return Err(format!("{event:?} about an unknown name")) };
+        // Permits have no tokens that would tell their holds apart.
         let holds = if *fence == 0 { Vec::new() } else { self.holds_of(client, name, *fence) };
         let checks = holds.iter().map(|hold| self.check_cause(client, name, hold, cause));
         // Readers that follow one another may have the same token.
@@ -38,16 +38,16 @@ impl World {
         }
     }
 
-    /// Returns the holds that this token of a client may belong to.
+    /// Returns the holds of a client that may have this token.
     pub(super) fn holds_of(&self, client: Process, name: usize, fence: u64) -> Vec<HoldId> {
         let mut holds = self.record.holds_with(name, &self.clients[client - 1].id, fence);
-        // Those that it has adopted have begun for another client.
+        // Another client began those that it has adopted.
         let left = self.left.iter().filter(|left| left.name == name && left.fence == fence);
         holds.extend(left.filter(|left| left.owner != client).map(|left| left.id.clone()));
         holds
     }
 
-    /// Checks that this hold may be lost for that cause.
+    /// Checks that the hold may be lost for this cause.
     fn check_cause(
         &self,
         client: Process,
@@ -61,7 +61,7 @@ impl World {
             LossCause::Forced if !state.was_forced => Err("no operator has ended it".into()),
             LossCause::Forced => self.check_gone(name, hold),
             LossCause::MaxHold if self.is_of_age(name, hold) => Ok(()),
-            LossCause::MaxHold => Err("it is not as old as it may be".into()),
+            LossCause::MaxHold => Err("it has not reached its age limit".into()),
             LossCause::Taken { by } if !state.had_hold.contains_key(by) => {
                 Err("that client had no hold".into())
             }
@@ -84,11 +84,11 @@ impl World {
         if excused(&reasons) { Ok(()) } else { Err("the servers have it".into()) }
     }
 
-    /// Checks that a server has told the client that a hold is gone.
+    /// Checks that a server has replied that a hold is gone.
     fn check_told_gone(&self, client: Process, name: usize, hold: &HoldId) -> Result<(), String> {
         let own: Vec<_> = self.record.latest(name).filter(|it| it.client == client).collect();
         let is_told = own.iter().any(|it| match it.subject.wish {
-            // Another hold of this client, which it has begun or adopted, is in its place.
+            // Another hold that this client began or adopted is in its place.
             Wish::Acquire(_) | Wish::Renew(_) if !it.is_about(hold) => it.said().is_yes(),
             Wish::Acquire(_) => false,
             // It may be gone because an earlier release had no answer.
@@ -105,7 +105,8 @@ impl World {
             }
             _ => it.is_about(hold) && it.said() == Said::No,
         });
-        // Several guards of the client may have adopted it: one has lost what another releases.
+        // Several guards of the client may have adopted it, and one loses it when another releases
+        // it.
         let is_shared = (Reason::LeftToAdopt, self.has_shared_ticket(hold));
         if is_told || excused(&[is_shared]) {
             return Ok(());
@@ -113,13 +114,12 @@ impl World {
         Err("no server has said so".into())
     }
 
-    /// Checks that the lease of a hold is over, and that its client has tried to renew it for as
-    /// long as it lasted.
+    /// Checks that the lease of a hold is over, and that its client tried to renew it until then.
     fn check_expiry(&self, client: Process, name: usize, hold: &HoldId) -> Result<(), String> {
         let now = clock::now();
         let promise = self.record.promised(name, hold, client, self.required(), SLACK);
         let Some(promise) = promise else { return Ok(()) };
-        // The thread may have waited for the processor before the request.
+        // The thread may not have got the processor before the request.
         if now + Duration::from_millis(5) < promise.until {
             return Err(format!("its lease lasts for {:?} more", promise.until - now));
         }
@@ -128,7 +128,7 @@ impl World {
 
     /// Checks that the leases of a guard were renewed until now.
     pub(super) fn check_renewed(&self, held: &Held) -> Result<(), String> {
-        // There is nothing to renew shortly before an age limit, or when it is lost.
+        // Nothing is renewed shortly before an age limit, or after a loss.
         if held.terms.max_hold.is_some() || !held.is_held() {
             return Ok(());
         }
@@ -144,7 +144,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that a client has tried to renew a hold whenever that was due since this promise.
+    /// Checks that a client has tried to renew a hold whenever that was due since it was last
+    /// confirmed.
     fn check_tries(
         &self,
         client: Process,
@@ -161,7 +162,7 @@ impl World {
         tries.reverse();
         let first = promise.sent + promise.lease / 3 + self.slack();
         let mut due = first;
-        // When it was due for a client that may have been stopped.
+        // When the renewal was due for a client that may have been stopped.
         let mut due_later = self.due_after_stops(client, first);
         for it in tries {
             let ended = it.outcome.map_or(now, |(at, _)| at);
@@ -188,7 +189,7 @@ impl World {
         Err(format!("it was not renewed when that was due, {:?} ago", now - due))
     }
 
-    /// Returns `true` if a hold may be over because of its age, if that is limited.
+    /// Returns `true` if a hold may have reached an age limit.
     fn is_of_age(&self, name: usize, hold: &HoldId) -> bool {
         let Some(most) = self.max_hold else { return false };
         let first = self.record.first_asked(name, hold);
@@ -200,11 +201,12 @@ impl World {
         self.clients[client - 1].stops.iter().any(|stop| stop.end >= since)
     }
 
-    /// Returns when something is due that was due then, if its client may have been stopped.
+    /// Returns when a task that was due then is due, if its client may have been stopped.
     pub(super) fn due_after_stops(&self, client: Process, due: Instant) -> Instant {
         let mut due = due;
         for stop in &self.clients[client - 1].stops {
-            // What is due while it is stopped, or a moment before, it does when it goes on.
+            // A task that falls due while the client is stopped, or a moment before, is done when
+            // the client resumes.
             if stop.start <= due && due <= stop.end + self.slack() * 2 {
                 due = stop.end + self.slack() * 2;
             }
@@ -226,14 +228,14 @@ impl World {
             let since = now.checked_sub(most).unwrap_or(now);
             let is_stopped = is_late && self.was_stopped(client, since);
             if is_late && !excused(&[(Reason::ClientStopped, is_stopped)]) {
-                return Err(format!("a watch of client {client} is not told of the loss"));
+                return Err(format!("a watch of client {client} does not learn of the loss"));
             }
         }
         Ok(())
     }
 
-    /// Stops watching the guards of a client that is closed: a shutdown ends its holds, which is no
-    /// loss.
+    /// Stops watching the guards of a client that is closed, because the end of its holds by a
+    /// shutdown is no loss.
     pub(super) fn forget_watches(&mut self, client: Process) {
         for held in self.guards.iter_mut().flatten().filter(|held| held.client == client) {
             held.lost = None;
@@ -241,8 +243,8 @@ impl World {
     }
 }
 
-/// Returns `true` if a watch was told that the hold is over. Does not wait, which would take time
-/// of this process.
+/// Returns `true` if a watch reports that the hold is over. Does not wait, because that would take
+/// up time of this process.
 fn is_told(lost: &Lost) -> bool {
     lost.receiver().try_recv() == Err(TryRecvError::Disconnected)
 }

@@ -1,5 +1,5 @@
-//! The shipped client under simulated time, network, processes and faults: a run follows from its
-//! seed alone. See `tests/README.md`.
+//! The shipped client under simulated time, network, processes and faults: its seed alone
+//! determines a run. See `tests/README.md`.
 
 mod calls;
 mod coping;
@@ -45,29 +45,29 @@ use crate::simulation::world::Tally;
 /// How many seeds are tried if the environment does not say.
 const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
 
-/// By so many words a broken promise is known.
+/// This many words identify a broken promise.
 const WORDS: usize = 4;
 
-/// A run of so many seeds says what it has excused.
+/// A run of this many seeds lists its excuses.
 const LONG: u64 = 10_000;
 
-/// Chance hides it: counters rarely differ as they must.
+/// It is rarely found, because counters rarely differ in the right way.
 const FOUND_BY_A_COURSE: [Flaw; 1] = [Flaw::RaiseIsUnchecked];
 
-/// After so many seeds that fail no more are tried.
+/// The run stops after this many failed seeds.
 const FAILURES_MAX: usize = 10;
 
-/// Where a broken promise ends a world.
+/// The panic that ends a world with a broken promise.
 const JUDGE: &str = "simulation/world.rs";
 
-/// A promise is broken.
+/// Ends the world, because a promise is broken.
 struct Broken {
     why: String,
     history: String,
 }
 
 impl Broken {
-    /// Returns which promise it is: the first words, without what differs from world to world.
+    /// Identifies the promise by its first words, which are the same in all worlds.
     fn promise(&self) -> Vec<&str> {
         let is_word = |word: &&str| word.chars().all(char::is_alphabetic);
         self.why.split_whitespace().filter(is_word).take(WORDS).collect()
@@ -75,14 +75,15 @@ impl Broken {
 }
 
 thread_local! {
-    /// Whether code has panicked on this thread, even if the client has caught that.
+    /// Whether code has panicked on this thread, even if the client caught it.
     static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
-    /// Whether this thread runs a world, and where that has first panicked.
+    /// Whether this thread runs a world, and where its first panic came from.
     static IS_WORLD: Cell<bool> = const { Cell::new(false) };
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes every panic. One in a world is told along with what it has broken, without a backtrace.
+/// Notes every panic. A panic in a world is shown with the promise that it broke, without a
+/// backtrace.
 fn note_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -90,7 +91,7 @@ fn note_panics() {
         panic::set_hook(Box::new(move |info| {
             HAS_PANICKED.set(true);
             if IS_WORLD.get() {
-                // Where the judge says that a promise is broken is of no interest.
+                // The line at which the judge reports a broken promise is of no interest.
                 let is_verdict = info.location().is_some_and(|at| at.file().ends_with(JUDGE));
                 let verdict = info.payload().downcast_ref::<String>().filter(|_| is_verdict);
                 PANIC.with_borrow_mut(|panic| {
@@ -131,8 +132,8 @@ fn guarded(
     Err(Broken { why, history })
 }
 
-/// Runs the world of a seed, of this shape. A thread that has panicked cannot run another one, so
-/// one that fails runs again on a thread of its own.
+/// Runs the world of a seed, of this shape. A thread that has panicked cannot run another world, so
+/// a failed one runs again on its own thread.
 fn run(seed: u64, shape: Shape, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
     let (sender, result) = mpsc::channel();
     thread::spawn(move || {
@@ -145,7 +146,7 @@ fn run(seed: u64, shape: Shape, flaw: Option<Flaw>, tells: bool) -> Result<Tally
     result.recv().expect("an outcome")
 }
 
-/// What the worlds of some seeds have done, and the first that has failed.
+/// The totals of some worlds, and the first failure.
 struct Worlds {
     tally: Tally,
     reasons: Reasons,
@@ -177,7 +178,7 @@ fn run_worlds(seeds: impl Iterator<Item = u64> + Send + 'static, flaw: Option<Fl
     result.recv().expect("an outcome")
 }
 
-/// Lets each core do its part, which it gets the number of, and that of all.
+/// Runs one part on each core. Passes the number of the part, and how many there are.
 fn on_all_cores<T: Send>(part: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
@@ -192,8 +193,8 @@ fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Shows the history of a world that has broken a promise, shrunk as far as it still breaks the
-/// same, and fails.
+/// Shows the history of a world that broke a promise, shrunk as far as it still breaks the same
+/// one, and fails.
 fn fail(seed: u64, flaw: Option<Flaw>, broken: &Broken) -> ! {
     let shape = shape_to_run().unwrap_or_else(|| {
         Shape::shrink(|shape| {
@@ -202,14 +203,14 @@ fn fail(seed: u64, flaw: Option<Flaw>, broken: &Broken) -> ! {
         })
     });
     let Err(broken) = run(seed, shape, flaw, true) else {
-        panic!("seed {seed} has failed, and does not when it is run again")
+        panic!("seed {seed} has failed, but does not when it is run again")
     };
     let what = format!("seed {seed}");
     let variables = format!("LEASEHOLD_SEED={seed} LEASEHOLD_WORLD={shape}");
     show(&what, &broken, &variables, flaw, "promises_hold_in_simulated_worlds");
 }
 
-/// Shows how a world has broken a promise, and fails.
+/// Shows how a world broke a promise, and fails.
 fn show(
     what: &str,
     Broken { why, history }: &Broken,
@@ -228,23 +229,23 @@ fn show(
         "{what}: {why}\nTimes: since the world began, and since the last fault. Replay:\n\
          {variables} {flaw}cargo test --release --all-features --lib {test}"
     );
-    // A panic would print where it comes from, which is here and says nothing.
+    // A panic would print its own line, which is here and of no use.
     panic::resume_unwind(Box::new("a promise is broken"));
 }
 
-/// Returns the holds that a verdict names, as `world::text_of` writes them.
+/// Returns the holds that a verdict mentions, in the form of `world::text_of`.
 fn holds_in(why: &str) -> impl Iterator<Item = &str> {
     let words = why.split(|letter: char| !letter.is_alphanumeric() && !"-/".contains(letter));
     words.filter(|word| word.starts_with("client-") && word.contains('/'))
 }
 
-/// Returns the last lines about a hold, which may be far apart among the others.
+/// Returns the last lines about a hold, which may be far apart in the history.
 fn lines_about(hold: &str, lines: &[&str]) -> String {
     let is_next = |rest: &str| !rest.starts_with(|letter: char| letter.is_ascii_digit());
     let is_about = |line: &str| line.split(hold).skip(1).any(is_next);
     let about: Vec<&str> = lines.iter().copied().filter(|line| is_about(line)).collect();
     let first = about.len().saturating_sub(30);
-    format!("What was said of {hold}:\n{}", about[first..].join("\n"))
+    format!("The lines about {hold}:\n{}", about[first..].join("\n"))
 }
 
 /// Returns the shape of the world that the environment names.
@@ -283,7 +284,7 @@ fn promises_hold_in_simulated_worlds() {
             tally.add(&worlds.tally);
             reasons.add(&worlds.reasons);
             let Some((seed, broken)) = worlds.broken else { break };
-            // At once: `tests/mutants` needs one only.
+            // The first failure is enough for `tests/mutants`.
             println!("seed {seed}: {}", broken.why);
             failures.fetch_add(1, Ordering::Relaxed);
             failed = failed.or(Some((seed, broken)));

@@ -1,5 +1,5 @@
-//! The network and the server of a simulation: a store whose requests travel for a while, get lost,
-//! come twice or late, to a server in memory as it ships.
+//! The network and the server of a simulation: a store whose requests to the shipped memory server
+//! travel for a while, get lost, or arrive late or twice.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -41,13 +41,13 @@ use crate::store::{ask_one, request::Registration};
 pub(super) struct Weather {
     /// The connection breaks before the request has arrived, or after.
     pub(super) broken: u64,
-    /// The request, or its reply, arrives after the caller has given up.
+    /// The request or its reply arrives after the caller has given up.
     pub(super) late: u64,
-    /// The reply takes long, but comes in time.
+    /// The reply takes long, but arrives in time.
     pub(super) slow: u64,
     /// The request arrives twice.
     pub(super) twice: u64,
-    /// A message to a client that waits is lost.
+    /// A message to a waiting client is lost.
     pub(super) message_lost: u64,
 }
 
@@ -61,14 +61,14 @@ impl Weather {
 pub(super) struct Network {
     pub(super) random: Random,
     pub(super) weather: Weather,
-    /// How long a message usually takes, and how much longer at most.
+    /// The usual travel time of a message, and how much longer it may take.
     pub(super) latency: Duration,
     pub(super) jitter: Duration,
-    /// No request is executed later than that after it was sent: that long clean-ups last.
+    /// No request is executed later than this after it was sent, because clean-ups last as long.
     pub(super) lateness: Duration,
     /// Whether the requests of a client arrive in order, unless they get lost.
     pub(super) ordered: bool,
-    /// Whether each name is on a server of its own, as in a cluster.
+    /// Whether each name is on its own server, as in a cluster.
     pub(super) apart: bool,
     /// One, or those of a quorum.
     pub(super) servers: Vec<Server>,
@@ -96,18 +96,18 @@ pub(super) struct Wire {
     pub(super) memory: Memory,
     /// How much longer than usual requests travel.
     pub(super) detour: Duration,
-    /// Nothing passes until then.
+    /// No bytes pass until then.
     pub(super) cut_until: Instant,
     /// No message arrives until then, and the client cannot listen again.
     pub(super) deaf_until: Instant,
-    /// When the last request that was sent in order arrives.
+    /// When the last of the requests sent in order arrives.
     last_arrival: Instant,
     /// The server's side of the subscription, while there is one.
     pub(super) subscription: Option<Box<dyn Wakeups>>,
 }
 
 impl Wire {
-    /// Ends what is wrong. What is stuck is not in the way of a new connection.
+    /// Ends all faults. Stuck requests do not delay a new connection.
     pub(super) fn heal(&mut self) {
         (self.cut_until, self.last_arrival) = (clock::now(), clock::now());
         self.deaf_until = clock::now();
@@ -121,10 +121,10 @@ pub(super) struct Link {
     pub(super) config: Config,
     /// The messages that have arrived, each with the server that has sent it.
     pub(super) inbox: VecDeque<(usize, Result<Wake, Failure>)>,
-    /// When the client has last asked for each name.
+    /// When the client last asked for each name.
     pub(super) asked: BTreeMap<String, Instant>,
-    /// The names of which an echo has come since the client began to listen, and when it last
-    /// ceased to.
+    /// The names for which an echo has arrived since the client began to listen, and when it last
+    /// stopped listening.
     pub(super) echoes: BTreeSet<String>,
     pub(super) unheard_since: Instant,
     /// The first report of each name, for a flaw.
@@ -134,7 +134,7 @@ pub(super) struct Link {
     jobs: usize,
     /// The number of requests without a reply that were posted, or sent to a quorum.
     pub(super) posts: usize,
-    /// Counts the times that the jobs were abandoned.
+    /// Counts how often the jobs were abandoned.
     generation: u64,
 }
 
@@ -162,7 +162,7 @@ impl Link {
         }
     }
 
-    /// Returns how long a request waits for the replica, if it does.
+    /// Returns how long a request waits for the replica, if at all.
     fn acks_timeout(&self) -> Option<Duration> {
         let durability = self.config.durability;
         matches!(durability, Durability::Replicas { .. }).then(|| durability.timeout())
@@ -183,7 +183,7 @@ impl Link {
         now >= wire.cut_until.max(wire.deaf_until) && wire.subscription.is_some()
     }
 
-    /// Lets nothing pass between the client and a server until then.
+    /// Blocks all traffic between the client and a server until then.
     pub(super) fn cut_off(&mut self, server: usize, until: Instant) {
         self.wires[server].cut_until = until;
         self.break_subscription(server);
@@ -194,7 +194,7 @@ impl Link {
     }
 }
 
-/// What happens by itself happens there.
+/// Events without a cause happen there.
 pub(super) const NOWHERE: Process = 98;
 
 pub(super) fn network<T>(act: impl FnOnce(&mut Network) -> T) -> T {
@@ -238,8 +238,8 @@ impl Network {
         self.latency + self.random.time(self.jitter)
     }
 
-    /// Lets the replica take the place of the server, which is lost, after a while. It gets a
-    /// replica of its own a while later.
+    /// Loses the server, and promotes the replica after a while. The new server gets a replica
+    /// later.
     pub(super) fn fail_over(&mut self, server: usize, down_for: Duration) {
         let Some(replica) = &self.servers[server].replica else { return };
         let Some(state) = replica.state() else { return };
@@ -266,15 +266,15 @@ pub(super) fn failure(kind: FailureKind) -> Failure {
     Failure::io(kind, &Arc::from("simulated"), io::Error::other("simulated"))
 }
 
-/// What happens to a request.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
     BreaksBefore,
     BreaksAfter,
-    /// It is executed late, and not answered in time.
+    /// It is executed late, without a reply in time.
     Late,
-    /// It is never executed, nor answered.
+    /// It is neither executed nor answered.
     Lost,
     ReplyIsLost,
     Twice,
@@ -294,8 +294,8 @@ const FATES: [Fate; 8] = [
     Fate::TwiceLate,
 ];
 
-/// Executes a request at the server, as of now. Returns the reply, and how long it waits for the
-/// replica, if it does.
+/// Executes a request on the server now. Returns the reply, and how long it waits for the replica,
+/// if at all.
 fn execute<T>(
     pair: Pair,
     acks: Option<Duration>,
@@ -328,14 +328,14 @@ fn execute<T>(
     (result, waits)
 }
 
-/// Returns how much later than usual something arrives, if that is not left to chance: after
-/// whatever was sent a little later.
+/// Returns how much later than usual a request or message arrives, unless it is left to chance:
+/// after those that were sent a little later.
 fn late_arrival() -> Duration {
     let is_late = executor::choose(Choice::Arrival, 2) == Some(1);
     if is_late { network(|it| it.latency * 8) } else { Duration::ZERO }
 }
 
-/// Sends the messages that a server has for its clients.
+/// Sends a server's pending messages to its clients.
 pub(super) fn deliver(server: usize) {
     let mut client = 1;
     loop {
@@ -383,8 +383,8 @@ pub(super) fn deliver(server: usize) {
     }
 }
 
-/// Returns what happens to a request, how long it and its reply travel, and how late it is executed
-/// if it is late.
+/// Returns the fate of a request, the travel times of it and its reply, and by how much it may be
+/// late.
 fn fate_of(
     pair: Pair,
     now: Instant,
@@ -422,7 +422,7 @@ fn fate_of(
             there = arrival.saturating_duration_since(now);
             pair.wire(it).last_arrival = arrival;
         }
-        // What is late may also never arrive.
+        // A late reply may also never arrive.
         let most = it.lateness.saturating_sub(left);
         let late = if chosen.is_some() {
             most / 2
@@ -432,7 +432,7 @@ fn fate_of(
             Duration::MAX
         };
         if is_stuck && late < Duration::MAX {
-            // The links of a quorum are one connection each, and what follows is behind it.
+            // Each link of a quorum is one connection, so later requests queue up behind it.
             pair.wire(it).last_arrival = now + left + late;
         }
         (fate, there, back, late)
@@ -511,7 +511,7 @@ pub(super) fn send<T: Answer + Clone + std::fmt::Debug + 'static>(
         });
     }
     executor::after(process_of(server), there, move || {
-        // It was sent before the server went down, and is lost with the connection.
+        // It was sent before the server went down, and was lost with the connection.
         if network(|it| clock::now() < it.servers[server].down_until) {
             executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
             return;
@@ -559,10 +559,10 @@ fn call<T: Answer + Clone + std::fmt::Debug + 'static>(
     wait(&begin(pair, what, subjects, deadline, durable, request))
 }
 
-/// Where the outcome of a request arrives.
+/// The place where the outcome of a request arrives.
 type Slot<T> = Arc<Mutex<Option<Result<T, Failure>>>>;
 
-/// Sends a request, and returns where its outcome arrives.
+/// Sends a request, and returns the place where its outcome arrives.
 fn begin<T: Answer + Clone + std::fmt::Debug + 'static>(
     pair: Pair,
     what: &str,
@@ -607,11 +607,11 @@ struct SimulatedJobs {
     client: Process,
 }
 
-/// A change of a hold as it travels: the clock of the server is another than that of the client.
+/// A change of a hold in transit, between two clocks that differ.
 #[derive(Clone, Copy)]
 struct SentChange {
     change: Change,
-    /// How much longer a released lock stays taken when the request is sent.
+    /// How much longer a released lock stays taken, at the time of sending.
     taken: Duration,
 }
 
@@ -649,7 +649,7 @@ fn request_text(hold: &HoldId, change: Change) -> String {
     format!("{what} of {:?}, {}", hold.name, text_of(hold))
 }
 
-/// Executes a change of a hold at the server, with the flaw that is planted.
+/// Executes a change of a hold on the server, with the planted flaw.
 fn change_of(memory: &Memory, hold: &HoldId, sent: SentChange) -> Result<HoldReply, Failure> {
     let (change, deadline) = (sent.arriving(), executor::epoch());
     match (planted(), change) {
@@ -721,7 +721,7 @@ impl SimulatedStore {
             let deadline = executor::epoch();
             let note = note.as_deref();
             let request = Acquire { holds: &holds, lease, note, registration, echo, deadline };
-            // An offer is one permit, or the side of all readers.
+            // An offer is for one permit, or for all readers.
             let is_several = holds[0].kind.row().is_several;
             let firsts: Vec<_> = world::with(|world| {
                 let holds = holds.iter().enumerate();
@@ -766,7 +766,7 @@ impl Store for SimulatedStore {
         slots.iter().map(|slot| change_acquired(wait(slot))).collect()
     }
 
-    /// Unless no connection is free.
+    /// Returns `None` if no connection is free.
     fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
         let is_busy = network(|it| it.random.permille(200));
         if executor::choose(Choice::Connection, 2).map_or(is_busy, |chosen| chosen == 1) {
@@ -823,7 +823,7 @@ impl Store for SimulatedStore {
             let is_durable = change.is_durable();
             network(|it| it.links[client - 1].posts += 1);
             send(self.pair(), &what, subjects, deadline, is_durable, request, move |reply| {
-                // A thread reads it.
+                // A thread reads the reply.
                 executor::spawn(Some(client), move || {
                     network(|it| it.links[client - 1].posts -= 1);
                     on_reply(reply);
@@ -891,7 +891,7 @@ impl Store for SimulatedStore {
     }
 }
 
-/// Lets a client receive the messages of a server from now on.
+/// Makes a client receive the later messages of a server.
 pub(super) fn subscribe(pair: Pair, id: &str) -> Result<(), Failure> {
     let Pair { client, server } = pair;
     network(|it| {
@@ -901,7 +901,7 @@ pub(super) fn subscribe(pair: Pair, id: &str) -> Result<(), Failure> {
         if now < server_state.down_until || now < wire.cut_until.max(wire.deaf_until) {
             return Err(failure(FailureKind::Unreachable));
         }
-        // What came before is missed.
+        // Earlier messages are missed.
         let memory = Memory::new(&server_state.memory, &link.config);
         let wire = &mut link.wires[server];
         wire.subscription = Some(memory.wakeups(id, None));

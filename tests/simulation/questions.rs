@@ -1,5 +1,5 @@
-//! What threads ask their client and the servers, which changes nothing, and whether the answers
-//! are true: so it was at some time between question and answer.
+//! Queries of threads to their client and the servers, which change nothing. An answer must have
+//! been true at some time between question and answer.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use crate::simulation::judge::SLACK;
 use crate::simulation::world::{NAMES, Usage, World, broken, say, time_of, with};
 use crate::store::hold_id::HoldId;
 
-/// A client knows each of its calls and holds by then.
+/// By then, a client knows each of its calls and holds.
 const KNOWN_AFTER: Duration = Duration::from_millis(100);
 
-/// What a thread asks.
+/// A query of a thread.
 #[derive(Clone, Copy, Debug)]
 enum Question {
     Available,
-    /// Not a question: whoever has it loses it.
+    /// Not a query: the holder loses the lock.
     EndHolds,
     ForceUnlock,
     Holder,
@@ -55,42 +55,42 @@ impl Question {
 enum Answer {
     /// Whether a hold was ended by force.
     HasEnded(bool),
-    /// Which client has a lock.
+    /// Which client holds a lock.
     Client(Option<String>),
     IsLocked(bool),
     IsHeldByThread(bool),
     Available(u32),
     Report(NameReport),
     Holds(Vec<HeldLock>),
-    /// How many calls wait, or wait for a name.
+    /// How many calls wait, for any name or for one.
     Waits(usize),
     WaitsForName(usize),
     Nothing,
 }
 
-/// What the servers have had of a name since a question about it began, and what the client had
-/// when it did.
+/// The state of a name on the servers since a query about it began, and the client's state at its
+/// beginning.
 pub(super) struct Seen {
     number: u64,
     client: Process,
     name: usize,
     begun: Instant,
     stopped: Duration,
-    /// The clients with a hold, and how many holds there were, without offers and with them.
+    /// The clients with a hold, and the number of holds without and with offers.
     clients: BTreeSet<String>,
     holds: BTreeSet<usize>,
     with_offers: BTreeSet<usize>,
-    /// How many servers had the same hold at least.
+    /// The smallest number of servers that had the same hold.
     servers: usize,
-    /// The guards of the client, by their places and since when they exist, and how many
-    /// of its calls waited, also for this name.
+    /// The guards of the client by index, with their creation times, and how many of its calls
+    /// waited, in total and for this name.
     guards: Vec<(usize, Instant)>,
     waits: usize,
     waits_for_name: usize,
 }
 
 impl World {
-    /// Notes for questions under way what the servers have now.
+    /// Records the servers' state for the queries in progress.
     pub(super) fn look_for_questions(&mut self) {
         let Self { questions, network, names, .. } = self;
         for seen in questions {
@@ -106,20 +106,20 @@ impl World {
         }
     }
 
-    /// Returns `true` if this thread has a name by a guard of its own which it trusts.
+    /// Returns `true` if this thread holds a name through a valid guard of its own.
     fn is_held_by_thread(&self, name: usize) -> bool {
         let deadlocks = self.deadlocks.as_ref();
         deadlocks.is_some_and(|it| it.has(self, executor::thread_number(), name))
     }
 
-    /// Returns how many calls of a client wait for any name, or for this one, or are about to.
+    /// Returns how many calls of a client wait, or are about to, for any name or for this one.
     fn waiting(&self, client: Process, name: Option<usize>) -> usize {
         let calls = self.calls.values().filter(|it| it.client == client);
         calls.filter(|call| name.is_none_or(|name| call.is_about(name))).count()
     }
 
-    /// Returns how many of them certainly wait: for long, and for what their client does not have,
-    /// so that none of them has got it without knowing yet.
+    /// Returns how many of them certainly wait: they have waited for long, and their client does
+    /// not hold the name, so none of them can have just got it.
     fn certainly_waiting(&self, client: Process, name: Option<usize>) -> usize {
         let Some(since) = clock::now().checked_sub(KNOWN_AFTER) else { return 0 };
         let id = &self.clients[client - 1].id;
@@ -170,7 +170,7 @@ impl World {
             Answer::Client(Some(client)) => seen.clients.contains(client),
             Answer::IsLocked(true) => !seen.clients.is_empty(),
             Answer::HasEnded(has_ended) => return self.check_ended(seen, *has_ended),
-            // The servers of a quorum answer at different times, and those that fail do not count.
+            // The servers of a quorum answer at different times, and failed ones do not count.
             Answer::Client(None) | Answer::IsLocked(false) => {
                 seen.servers < self.required() || self.network.is_quorum() && !self.is_calm
             }
@@ -187,10 +187,10 @@ impl World {
             Answer::WaitsForName(waits) => self.is_count(seen, Some(name), *waits),
             Answer::Nothing => true,
         };
-        if is_right { Ok(()) } else { Err(format!("it was not so since {}", time_of(begun))) }
+        if is_right { Ok(()) } else { Err(format!("it was never true since {}", time_of(begun))) }
     }
 
-    /// Checks what has become of the holds that a client has ended by force.
+    /// Checks the fate of the holds that a client has ended by force.
     fn check_ended(&self, seen: &Seen, has_ended: bool) -> Result<(), String> {
         let is_shut_down = self.clients[seen.client - 1].shut_down.is_some();
         if has_ended && seen.clients.is_empty() {
@@ -198,7 +198,7 @@ impl World {
         }
         let mut guards = seen.guards.iter().filter_map(|(at, since)| {
             let held = self.guards[*at].as_ref().filter(|held| held.since == *since)?;
-            // The server may have had a later hold instead of this one.
+            // The server may already have had a later hold.
             let Held { owner, begun, .. } = *held;
             let mut excuses = self.excuses_of(owner, seen.name, held.guard.fence(seen.name), begun);
             let was_forgotten = excuses.any(|it| it.from < seen.begun);
@@ -231,11 +231,11 @@ impl World {
         }
     }
 
-    /// Checks what a client says that it holds.
+    /// Checks the list of holds that a client reports.
     fn check_held(&self, seen: &Seen, held: &[HeldLock]) -> Result<(), String> {
         let Seen { client, name, begun, .. } = *seen;
         let state = &self.names[name];
-        // The thread of one that has just begun may not know of it yet.
+        // The thread of a new hold may not know of it yet.
         let is_listed = |held: &&HeldLock| held.name == state.name && held.since >= KNOWN_AFTER;
         let listed = held.iter().filter(is_listed).count();
         let guards = self.guards.iter().enumerate();
@@ -262,7 +262,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns `true` if so many calls of a client may wait, or wait for a name.
+    /// Returns `true` if this many calls of a client may wait, for any name or for one.
     fn is_count(&self, seen: &Seen, name: Option<usize>, listed: usize) -> bool {
         let before = if name.is_some() { seen.waits_for_name } else { seen.waits };
         // Others have begun since.
@@ -272,7 +272,7 @@ impl World {
     }
 }
 
-/// Asks something now and then.
+/// Occasionally asks something.
 pub(super) fn ask_sometimes(client: &Client, process: Process) {
     let asked = with(|world| {
         let World { random, asks, names, is_calm, .. } = world;
@@ -296,7 +296,7 @@ pub(super) fn ask_sometimes(client: &Client, process: Process) {
 fn ask(client: &Client, process: Process, name: usize, question: Question) {
     let number = with(|world| {
         world.tally.questions += 1;
-        // A client knows that it ends a hold before it does.
+        // A client knows that it is ending a hold before the hold ends.
         let is_force = matches!(question, Question::EndHolds | Question::ForceUnlock);
         world.names[name].was_forced |= is_force;
         world.begin_question(process, name)

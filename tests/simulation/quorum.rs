@@ -1,6 +1,5 @@
-//! The servers of a quorum in a simulation: the quorum as it ships, over links of which each leads
-//! to a server in memory. A server executes what the scripts would do there, as far as locks need
-//! it, by the arguments that they would get.
+//! The servers of a quorum in a simulation: the shipped quorum, over links to servers in memory. A
+//! server does what the scripts would do for locks, with the arguments that they would get.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -161,7 +160,7 @@ impl ExclusiveLinks for SimulatedLinks {
     }
 }
 
-/// Sends a script's call to one server. `done` gets its reply, or why there is none.
+/// Sends a script's call to one server. `done` gets its reply or its failure.
 fn send_script(
     pair: Pair,
     what: &'static str,
@@ -185,12 +184,12 @@ fn send_script(
 struct QuorumJobs {
     links: SimulatedLinks,
     policy: JobsOfMajorities<SimulatedLinks>,
-    /// Those without an outcome.
+    /// The jobs without an outcome.
     jobs: HashMap<u64, (Job, <JobsOfMajorities<SimulatedLinks> as JobPolicy>::Progress)>,
     replies: Arc<Mutex<VecDeque<JobVote>>>,
 }
 
-/// What one server says about a job.
+/// The reply of one server to a job.
 struct JobVote {
     id: u64,
     server: usize,
@@ -279,7 +278,7 @@ impl QuorumWakeups {
         self.each.iter().filter(|it| **it == Subscribed::Yes).count()
     }
 
-    /// Subscribes where that is due. Returns `true` if messages arrive from now on.
+    /// Subscribes wherever a subscription is due. Returns `true` if messages now arrive.
     fn follow(&mut self) -> bool {
         let mut is_ready = false;
         for server in 0..self.each.len() {
@@ -374,7 +373,7 @@ impl Drop for QuorumWakeups {
     }
 }
 
-/// The name, and the arguments, of a script's call.
+/// The name and the arguments of a script call.
 struct Call<'a> {
     script: &'static Script,
     name: &'a str,
@@ -382,8 +381,8 @@ struct Call<'a> {
     args: Vec<&'a str>,
 }
 
-/// Returns the parts of a packed request: those of `redis::parse_redis_value`, which takes most of
-/// the time of a simulated quorum.
+/// Returns the parts of a packed request: the same as `redis::parse_redis_value`, which would take
+/// most of the time of a simulated quorum.
 fn parts(packed: &str) -> Vec<&str> {
     let (_, mut rest) = packed.split_once("\r\n").expect("the number of parts");
     let mut parts = Vec::with_capacity(16);
@@ -487,7 +486,7 @@ fn int<T: TryInto<i64>>(number: T) -> Value {
     Value::Int(number.try_into().unwrap_or(i64::MAX))
 }
 
-/// Executes a script at a server.
+/// Executes a script on a server.
 fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, Failure> {
     let call = Call::parse(request);
     let deadline = executor::epoch();
@@ -541,7 +540,7 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
     Ok(Value::Int(1))
 }
 
-/// Returns the release of a hold whose lock stays taken for so many milliseconds.
+/// Returns the release of a hold whose lock stays taken for this many milliseconds.
 fn release_in(taken: &str) -> Change {
     let taken_until = match taken.parse().expect("a number") {
         0 => Moment::FIRST,
@@ -568,7 +567,7 @@ fn change(memory: &Memory, server: usize, hold: &HoldId, change: Change) -> Resu
     Ok(answer(reply))
 }
 
-/// Raises the counter of tokens to that of a hold.
+/// Raises the counter to the token of a hold.
 fn raise(server: usize, hold: &HoldId, fence: u64) -> Result<HoldReply, Failure> {
     let (memory, falls_short) = network(|it| {
         let server = &it.servers[server];

@@ -1,6 +1,5 @@
-//! Why the judge lets something pass that would be a mistake otherwise. Each reason is counted, so
-//! that it shows which of them nothing needs any more, and `tests/README.md` names a mutant that it
-//! might hide.
+//! The excuses for something that would otherwise be a mistake. Each is counted, which shows the
+//! ones that are no longer needed, and `tests/README.md` names a mutant that it might hide.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -22,28 +21,28 @@ reasons! {
     ClientClosed,
     /// The client was stopped while something was due.
     ClientStopped,
-    /// Few requests fit into the time of one, for a call that does not wait.
+    /// A call that does not wait has time for few requests.
     FarAway,
-    /// The server has a hold again that was over: it has older data, or has executed a request
+    /// A hold that was over is back on the server, which has older data or has executed a request
     /// twice.
     HoldIsBack,
-    /// A late request has begun the hold.
+    /// A late request began the hold.
     LateRequest,
-    /// The hold was left to be adopted.
+    /// The hold was detached.
     LeftToAdopt,
-    /// A request had no answer that could be used.
+    /// A request had no usable answer.
     NoAnswer,
     /// The client does not renew the lease.
     NotRenewed,
-    /// The client itself had the lock, by a hold that it may not know.
+    /// The client itself had the lock, by a hold that it may not know of.
     OwnHold,
-    /// The server has ended a hold before its time.
+    /// The server ended a hold too early.
     ServerForgot,
     /// The servers of a quorum may give a token again.
     TokensRepeat,
 }
 
-/// How often a reason was the only one, and how often one of several.
+/// How often a reason was the only one, and how often it was one of several.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     only: u64,
@@ -60,7 +59,7 @@ thread_local! {
     static COUNTED: RefCell<Reasons> = RefCell::default();
 }
 
-/// Returns `true` if one of these reasons applies to something that must not be otherwise.
+/// Returns `true` if one of these reasons excuses what is otherwise forbidden.
 pub(super) fn excused(reasons: &[(Reason, bool)]) -> bool {
     let apply = reasons.iter().filter(|(_, applies)| *applies).count();
     COUNTED.with_borrow_mut(|counted| {
@@ -76,7 +75,7 @@ pub(super) fn excused(reasons: &[(Reason, bool)]) -> bool {
     apply > 0
 }
 
-/// Returns what was counted on this thread since the last call.
+/// Returns the counts of this thread since the last call.
 pub(super) fn take() -> Reasons {
     COUNTED.take()
 }

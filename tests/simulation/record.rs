@@ -1,5 +1,5 @@
-//! What the clients have asked the servers for, and what has become of each request: by that the
-//! judge decides whether a client could have done better.
+//! The requests of all clients and the outcome of each, by which the judge decides whether a client
+//! could have done better.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::simulation::world::{self, NameState};
 use crate::store::hold_id::HoldId;
 use crate::store::request::{AcquireReply, Change, HoldReply, ReportReply};
 
-/// What a request wants of a hold.
+/// The purpose of a request about a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Acquire(Duration),
@@ -34,7 +34,7 @@ impl From<Change> for Wish {
     }
 }
 
-/// A hold that a request is about, and what the request wants of it.
+/// A hold that a request is about, and the purpose of the request.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
     pub(super) hold: HoldId,
@@ -47,18 +47,18 @@ impl Subject {
     }
 }
 
-/// What a server has said about one hold.
+/// A server's answer about one hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// Nothing that the client could use, and the request was not executed, as the client knows.
+    /// No usable answer, and the client knows that the request was not executed.
     Failed,
-    /// Nothing that the client could use: the request may have been executed.
+    /// No usable answer: the request may have been executed.
     Nothing,
-    /// Another owner has it, or it is gone.
+    /// Another owner holds the lock, or the hold is gone.
     No,
     Yes,
-    /// It has begun with the first of these tokens. The others, up to the last one, are for the
-    /// holds that follow it in its tenure.
+    /// The hold has begun, with the first of these tokens. The others, up to the last one, are for
+    /// the holds that follow it in its tenure.
     Granted(u64, u64),
 }
 
@@ -76,9 +76,9 @@ impl Said {
     }
 }
 
-/// A reply to a request, which may be about several holds.
+/// The reply to a request about one or several holds.
 pub(super) trait Answer {
-    /// Returns what it says about the hold at this place.
+    /// Returns the part about the hold with this index.
     fn said(&self, place: usize) -> Said;
 }
 
@@ -108,7 +108,7 @@ impl Answer for Vec<Result<HoldReply, Failure>> {
     }
 }
 
-/// A reply of a server of a quorum, as the scripts give it.
+/// A reply of a quorum server, in the form of the scripts.
 impl Answer for Value {
     fn said(&self, _: usize) -> Said {
         match self {
@@ -134,7 +134,7 @@ fn token_of(value: &Value) -> Option<u64> {
     }
 }
 
-/// A reply that is about no hold.
+/// A reply about no hold.
 macro_rules! says_nothing_of_holds {
     ($($reply:ty),*) => {
         $(impl Answer for $reply {
@@ -155,7 +155,7 @@ pub(super) struct Asked {
     pub(super) thread: u64,
     pub(super) subject: Subject,
     pub(super) sent: Instant,
-    /// When the client has had the outcome, and what it was.
+    /// When the client got the outcome, and what it was.
     pub(super) outcome: Option<(Instant, Said)>,
 }
 
@@ -168,17 +168,17 @@ impl Asked {
         self.outcome.map_or(Said::Nothing, |(_, said)| said)
     }
 
-    /// Returns `true` if it has failed, or has had no outcome since then.
+    /// Returns `true` if it failed, or still had no outcome then.
     pub(super) fn has_failed_since(&self, since: Instant) -> bool {
         self.outcome.is_none_or(|(at, said)| !said.is_answer() && at >= since)
     }
 
-    /// Returns when an answer of the server has come.
+    /// Returns when the server's answer arrived.
     pub(super) fn answered(&self) -> Option<Instant> {
         self.outcome.filter(|(_, said)| said.is_answer()).map(|(at, _)| at)
     }
 
-    /// Returns the lease that the request is to begin or to renew.
+    /// Returns the lease that the request begins or renews.
     fn lease(&self) -> Option<Duration> {
         match self.subject.wish {
             Wish::Acquire(lease) | Wish::Renew(lease) => Some(lease),
@@ -187,18 +187,18 @@ impl Asked {
     }
 }
 
-/// All requests, by the number of the name.
+/// All requests by name.
 #[derive(Default)]
 pub(super) struct Record {
     names: Vec<Vec<Asked>>,
 }
 
-/// Where the parts of a request are in the record: each by the number of its name, and its place
-/// among the requests about that.
+/// The position of each part of a request in the record: the number of its name, and its index
+/// among the requests about that name.
 #[derive(Clone, Default)]
 pub(super) struct Places(Vec<(usize, usize)>);
 
-/// Notes a request that is sent now.
+/// Records a request that is being sent.
 pub(super) fn begin(pair: Pair, subjects: Vec<Subject>) -> Places {
     let (sent, thread) = (clock::now(), executor::thread_number());
     world::with(|world| {
@@ -215,7 +215,7 @@ pub(super) fn begin(pair: Pair, subjects: Vec<Subject>) -> Places {
     })
 }
 
-/// Notes the outcome of a request.
+/// Records the outcome of a request.
 pub(super) fn end<T: Answer>(places: &Places, outcome: &Result<T, Failure>) {
     let now = clock::now();
     world::with(|world| {
@@ -241,8 +241,7 @@ impl Record {
         self.latest(name).filter(|it| it.is_about(hold))
     }
 
-    /// Returns the holds of a client that have this token, the last one first: those of readers
-    /// share it.
+    /// Returns the holds of a client with this token, the last one first. Readers share a token.
     pub(super) fn holds_with(&self, name: usize, client: &str, fence: u64) -> Vec<HoldId> {
         let mut holds: Vec<HoldId> = Vec::new();
         for asked in self.latest(name).filter(|it| *it.subject.hold.client == *client) {
@@ -254,7 +253,7 @@ impl Record {
         holds
     }
 
-    /// Returns when a client has read that so many servers have begun its hold.
+    /// Returns when a client read that this many servers had begun its hold.
     pub(super) fn granted(&self, name: usize, hold: &HoldId, required: usize) -> Option<Instant> {
         let asked = self.of(name, hold).filter(|it| matches!(it.said(), Said::Granted(..)));
         let mut granted: Vec<Instant> = asked.filter_map(Asked::answered).collect();
@@ -262,7 +261,7 @@ impl Record {
         granted.get(required - 1).copied()
     }
 
-    /// Returns when the last request was sent by which a client has got this token.
+    /// Returns when a client sent the last request that brought it this token.
     pub(super) fn sent_for(&self, name: usize, client: Process, fence: u64) -> Option<Instant> {
         let has_it = |it: &&Asked| {
             let Said::Granted(first, last) = it.said() else { return false };
@@ -271,14 +270,13 @@ impl Record {
         self.latest(name).find(has_it).map(|it| it.sent)
     }
 
-    /// Returns when a client has first asked for a hold.
+    /// Returns when a client first asked for a hold.
     pub(super) fn first_asked(&self, name: usize, hold: &HoldId) -> Option<Instant> {
         let is_acquire = |it: &&Asked| matches!(it.subject.wish, Wish::Acquire(_));
         self.of(name, hold).filter(is_acquire).last().map(|it| it.sent)
     }
 
-    /// Returns the last request about a hold that so many servers have granted, and what it
-    /// promises.
+    /// Returns the last request about a hold that this many servers granted, and what it promises.
     pub(super) fn last_grant(
         &self,
         name: usize,
@@ -296,9 +294,9 @@ impl Record {
         Some(Promise { until: sent + reliable(lease), sent, lease })
     }
 
-    /// Returns until when a client may rely on a hold at least, and when the request was sent by
-    /// which it may: the last one that so many servers have granted in time. A reply that comes
-    /// within the `slack` before the hold is over counts for nothing.
+    /// Returns the time until which a client may at least rely on a hold, and when it sent the
+    /// request that allows this: the last one that this many servers granted in time. A reply
+    /// within the `slack` before the end of the hold does not count.
     pub(super) fn promised(
         &self,
         name: usize,
@@ -330,8 +328,8 @@ impl Record {
     }
 }
 
-/// Until when a client may rely on a hold, and the request by which it may: when it was sent, and
-/// for which lease.
+/// The time until which a client may rely on a hold, and the request that allows it: when it was
+/// sent, and for which lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promise {
     pub(super) until: Instant,

@@ -16,18 +16,18 @@ use crate::simulation::world::{
 };
 use crate::store::memory::memory_server::MemoryServer;
 
-/// What a thread of a small world does.
+/// The task of a thread of a small world.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Errand {
     /// It begins then.
     pub(super) at: Duration,
     pub(super) side: Side,
     pub(super) patience: Patience,
-    /// How long it has the hold.
+    /// How long it keeps the hold.
     pub(super) holds: Duration,
-    /// Whether it drops the hold, or unlocks it.
+    /// Whether it drops or unlocks the hold.
     pub(super) drops: bool,
-    /// Which client adopts the hold then, and has it as long.
+    /// The client that then adopts the hold, and keeps it as long.
     pub(super) passes_to: Option<Process>,
     pub(super) name: usize,
 }
@@ -39,35 +39,35 @@ pub(super) struct Scene {
     pub(super) keep: Option<Duration>,
     /// Whether the requests of a client arrive in order.
     pub(super) ordered: bool,
-    /// How many names there are, and whether each is on a server of its own, as in a cluster.
+    /// The number of names, and whether each is on its own server, as in a cluster.
     pub(super) names: usize,
     pub(super) apart: bool,
     /// The number of clients.
     pub(super) clients: usize,
-    /// Each thread with its client, and what it does.
+    /// Each thread with its client and its task.
     pub(super) threads: Vec<(Process, Vec<Errand>)>,
     pub(super) accidents: Vec<Accident>,
     pub(super) quorum: Option<SmallQuorum>,
-    /// With how many deviations it is run.
+    /// The greatest number of deviations.
     pub(super) most: usize,
 }
 
 /// The servers of a quorum in a small world.
 #[derive(Clone, Debug)]
 pub(super) struct SmallQuorum {
-    /// How far the counter of each is ahead of the clocks, and how many tokens it gives at once.
+    /// How far the counter of each is ahead of the clocks, and the size of its blocks of tokens.
     counters: Vec<(Duration, u32)>,
     /// The clients whose clocks are behind.
     behind: Vec<Process>,
-    /// How much longer than usual requests of a client to a server travel.
+    /// The extra travel time of requests from a client to a server.
     detours: Vec<(Process, usize, Duration)>,
 }
 
-/// How far the clock of a client in a small world may be behind.
+/// How far a client's clock may be behind in a small world.
 const BEHIND: Duration = Duration::from_secs(1);
 
 impl SmallQuorum {
-    /// Prepares the world of a quorum.
+    /// Sets up the servers of a quorum.
     fn set_up(&self) {
         let now = clock::unix_time();
         for process in &self.behind {
@@ -92,7 +92,7 @@ impl SmallQuorum {
 /// The lease in small worlds.
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 
-/// Runs a small world in which things happen as usual, with these exceptions.
+/// Runs a small world that takes the usual course, with these exceptions.
 pub(super) fn run_scene(
     scene: &Scene,
     deviations: &[Deviation],
@@ -104,7 +104,7 @@ pub(super) fn run_scene(
     let scene = scene.clone();
     conduct(&settings, || {
         let (latency, mut config) = (Duration::from_millis(1), config_of(LEASE));
-        // Who is not woken is late.
+        // A thread that is not woken is late.
         config.backoff = (Duration::from_millis(300), Duration::from_millis(500));
         let count = scene.quorum.as_ref().map_or(1, |quorum| quorum.counters.len());
         let server = |_| Server::new(MemoryServer::new(), ServerClock::new(0, 0));
@@ -154,14 +154,14 @@ const fn ms(time: u64) -> Duration {
     Duration::from_millis(time)
 }
 
-/// A thread that wants a hold from a time on, and has it for some time.
+/// A thread that asks for a hold at a certain time, and keeps it for a while.
 fn errand(at: u64, side: Side, holds: u64) -> Errand {
     let (at, holds) = (ms(at), ms(holds));
     let patience = Patience::Endless;
     Errand { at, side, patience, holds, drops: true, passes_to: None, name: 0 }
 }
 
-/// Whatever may happen to these clients.
+/// All deviations that can happen to these clients.
 fn accidents(clients: &[Process]) -> Vec<Accident> {
     let of_client = |client: Process| {
         [
@@ -251,7 +251,7 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ("a lock", lock),
         ("a kept lock", kept),
         ("a kept lock that is wanted at once", wanted),
-        ("calls that do not wait long", impatient),
+        ("calls with short waits", impatient),
         ("readers and a writer", sides),
         ("a set", sets),
         ("a set on two servers", apart),
@@ -292,12 +292,12 @@ fn scenes_of_permits(lock: &Scene) -> Vec<(&'static str, Scene)> {
         ],
         ..lock.clone()
     };
-    vec![("permits", permits), ("permits that calls no longer want", left_permits)]
+    vec![("permits", permits), ("permits of calls that have given up", left_permits)]
 }
 
 fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {
     use Side::Alone;
-    // The clients of a quorum may get the lock one after the other from different majorities.
+    // The clients of a quorum may get the lock from different majorities in succession.
     let of_quorum = |ahead: Duration, blocks: [u32; 3]| {
         let counters = [ahead, ms(0), ms(0)].into_iter().zip(blocks).collect();
         Some(SmallQuorum { counters, behind: vec![2], detours: vec![(2, 0, ms(4))] })
@@ -313,17 +313,17 @@ fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {
     };
     // Its first client asks once it listens at each server, which takes 6 ms.
     let ahead = Scene { quorum: of_quorum(Duration::from_micros(6_500), [3; 3]), ..quorum.clone() };
-    // The server whose counter is ahead gives no block, and the others have not given its token.
+    // The server whose counter is ahead gives no block, and the others did not give its token.
     let uneven =
         Scene { quorum: of_quorum(Duration::from_micros(6_500), [1, 3, 3]), ..quorum.clone() };
-    // A thread asks for a token just when its client has kept the lock for long enough.
+    // A thread asks for a token just when the keep time of its client is over.
     let brief_tokens = Scene {
         keep: Some(ms(5)),
         threads: vec![(1, vec![errand(0, Alone, 1), errand(13, Alone, 1), errand(30, Alone, 1)])],
         quorum: of_quorum(ms(0), [1; 3]),
         ..lock.clone()
     };
-    // One of them meets the other at one server, and reaches another one only after that.
+    // One client meets the other at one server, and only then reaches another server.
     let split = Scene {
         threads: vec![(1, vec![errand(0, Alone, 0)]), (2, vec![errand(0, Alone, 3)])],
         quorum: Some(SmallQuorum {
@@ -338,6 +338,6 @@ fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {
         ("a quorum whose counters differ", ahead),
         ("a quorum whose counters and blocks differ", uneven),
         ("a quorum that is split", split),
-        ("a quorum that gives one token at a time", brief_tokens),
+        ("a quorum that gives single tokens", brief_tokens),
     ]
 }

@@ -1,4 +1,4 @@
-//! A world that follows from a seed: what it consists of, what its threads do, what goes wrong.
+//! Worlds made from seeds: their parts, the tasks of their threads, and their faults.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -26,8 +26,7 @@ use crate::simulation::world::{
 };
 use crate::store::memory::memory_server::MemoryServer;
 
-/// Runs the world of a seed, or as much of it as there is of this shape. Fails, or panics, if it
-/// breaks a promise.
+/// Runs the world of a seed, cut down to this shape. Fails, or panics, if it breaks a promise.
 pub(super) fn run(seed: u64, shape: Shape, tells: bool) -> Result<Tally, String> {
     let mut random = Random(seed);
     let latency = Duration::from_micros(random.pick(&[10, 100, 100, 1000, 10_000]));
@@ -39,7 +38,8 @@ pub(super) fn run(seed: u64, shape: Shape, tells: bool) -> Result<Tally, String>
     };
     let has_quorum = seed % 8 == 7 && (seed / 64).is_multiple_of(2);
     let servers = if has_quorum { [3, 3, 4, 5][(seed / 8 % 4) as usize] } else { 1 };
-    // What came later has chances of its own, so that seeds stay what they were.
+    // Later additions draw from a generator of their own, so that the worlds of earlier seeds stay
+    // the same.
     let others = Random(!seed);
     conduct(&settings, || begin(random, others, shape, tells, latency, servers))
 }
@@ -67,7 +67,7 @@ fn begin(
     latency: Duration,
     servers: usize,
 ) {
-    // A server that is so far away that few round trips fit into a timeout is no calm world.
+    // A world is not calm if its server is so far away that few round trips fit into a timeout.
     let is_calm = random.permille(300) && latency < Duration::from_millis(10);
     let is_stormy = !is_calm && random.permille(600);
     let mut weather = weather(&mut random, is_stormy);
@@ -81,14 +81,14 @@ fn begin(
     let limits = own_terms > 0 && others.permille(500);
     let max_hold = limits.then(|| lease * others.pick(&[1, 2, 5]) / 2);
     vary(&mut config, lease, &mut others);
-    // Leases that are not renewed run out beside calls that wait.
+    // Leases that are not renewed run out while other calls wait.
     if !is_calm
         && random.permille(150)
         && let Some(options) = Arc::get_mut(&mut config.options)
     {
         options.renew = false;
     }
-    // The longer the pauses are, the more depends on messages.
+    // With longer pauses, more depends on messages.
     config.backoff = match random.below(10) {
         0..3 => (Duration::from_millis(20), Duration::from_secs(2)),
         3..5 => (Duration::from_millis(400), Duration::from_secs(2)),
@@ -111,7 +111,7 @@ fn begin(
         (0..names).map(|number| NameState::any(number, shortest_lease, &mut random)).collect();
     let deadlocks = random.permille(200) && !is_quorum;
     let deadlocks = deadlocks.then(|| Deadlocks::new(&mut config, &mut random));
-    // Other kinds are no part of a circle that a client finds.
+    // Clients find no circles through other kinds.
     let are_locks = deadlocks.is_some() && later.permille(600);
     if are_locks || is_quorum {
         for name in &mut names {
@@ -173,8 +173,8 @@ fn begin(
     });
 }
 
-/// Lets clients of a quorum propose tokens by clocks of their own. Returns how far one is behind at
-/// most.
+/// Gives each client of a quorum its own clock for the tokens that it proposes. Returns how far a
+/// clock is behind at most.
 fn set_clocks(clients: usize, random: &mut Random) -> Duration {
     let mut behind = Duration::ZERO;
     for process in 1..=clients {
@@ -185,7 +185,7 @@ fn set_clocks(clients: usize, random: &mut Random) -> Duration {
     behind
 }
 
-/// Gives each server a replica, which is so much behind.
+/// Gives each server a replica that lags by this much.
 fn add_replicas(servers: &mut [Server], lag: Duration) {
     for server in servers {
         server.replica = Some(Replica::new(&server.memory, lag, clock::now()));
@@ -200,7 +200,7 @@ fn any_server(is_quorum: bool, random: &mut Random) -> Server {
     Server { block, ..server }
 }
 
-/// Varies settings that once were the same in all worlds.
+/// Varies settings that used to be the same in all worlds.
 fn vary(config: &mut Config, lease: Duration, others: &mut Random) {
     if let Some(options) = Arc::get_mut(&mut config.options) {
         options.tenure = others.pick(&[None, None, Some(Duration::ZERO), Some(lease / 3)]);
@@ -234,13 +234,13 @@ fn settings_of(world: &World, config: &Config) -> String {
     };
     flag(world.is_calm, "calm");
     flag(*ordered, "requests of a client arrive in order");
-    flag(*apart, "names on servers of their own");
+    flag(*apart, "each name on its own server");
     flag(servers[0].replica.is_some(), "a replica");
-    flag(world.deadlocks.is_some(), "threads that wait while they hold");
+    flag(world.deadlocks.is_some(), "threads that wait while they hold locks");
     flag(world.leaves > 0, "tickets");
     flag(world.sets > 0, "sets");
     flag(world.asks > 0, "questions");
-    flag(world.own_terms > 0, "calls with terms of their own");
+    flag(world.own_terms > 0, "calls with their own terms");
     for name in &world.names {
         let kept = name.keep.map(|keep| format!(", kept for {keep:?}")).unwrap_or_default();
         write!(text, "; {:?} is a {:?}{kept}", name.name, name.usage).unwrap_or_default();
@@ -260,7 +260,8 @@ impl NameState {
     }
 }
 
-/// Returns several of the locks, with the first of them, where threads take some at once.
+/// Returns a set of locks that includes the first one, in worlds where threads lock several at
+/// once.
 pub(super) fn any_set(random: &mut Random) -> Option<(usize, Side)> {
     let sets = with(|world| world.sets);
     if !random.permille(sets) {
@@ -333,7 +334,7 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
     }
 }
 
-/// Has a hold for some time, or until its loss shows.
+/// Keeps a hold for a while, or until it notices a loss.
 fn watch(place: usize, name: usize, time: Duration) {
     let end = clock::now() + time;
     loop {
@@ -346,14 +347,14 @@ fn watch(place: usize, name: usize, time: Duration) {
             Some((held.lost.clone()?, held.guard.remaining()))
         });
         match watch {
-            // Until just when the lease ends, if nothing renews it.
+            // Keeps it until just when the lease ends, if nothing renews it.
             Some((lost, lease)) => wait_for_loss(place, &lost, left.min(lease)),
             None => executor::sleep(left.min(Duration::from_millis(1))),
         }
     }
 }
 
-/// Waits for a loss, for so long at most, and checks what the watch says.
+/// Waits for a loss, for at most this long, and checks what the watch reports.
 fn wait_for_loss(place: usize, lost: &Lost, time: Duration) {
     let begun = clock::now();
     let end = lost.wait_timeout(time);
@@ -362,7 +363,7 @@ fn wait_for_loss(place: usize, lost: &Lost, time: Duration) {
     let is_right = match end {
         None => took >= time && !is_lost,
         Some(HoldEnd::Lost) => is_lost,
-        // By a shutdown: the guard still exists.
+        // A shutdown has released it, because the guard still exists.
         Some(HoldEnd::Released) => with(|world| {
             let held = world.guards[place].as_ref();
             !is_lost && held.is_none_or(|held| world.clients[held.client - 1].shut_down.is_some())
@@ -409,7 +410,7 @@ fn direct(mut random: Random, most: u64) {
     let calm = with(|world| world.is_calm);
     let faults = if calm { 0 } else { random.below(6).min(most) };
     let horizon = Duration::from_secs(3);
-    // What one client costs the others shows where nothing else goes wrong.
+    // The effect of one client on the others shows only where nothing else goes wrong.
     let only = (with(|world| world.is_mild) && random.permille(300)).then(|| {
         1 + usize::try_from(random.below(with(|world| world.clients.len()) as u64)).unwrap_or(0)
     });

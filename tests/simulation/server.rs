@@ -1,5 +1,5 @@
-//! The server of a simulation: a memory server as it ships, with what a server has besides: a clock
-//! of its own, writes that it refuses, and a replica.
+//! The server of a simulation: the shipped memory server, with its own clock, refused writes, and a
+//! replica.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use crate::store::hold_id::HoldId;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::request::Change;
 
-/// A server, and the time that it has.
+/// A server and its clock.
 pub(super) struct Server {
     pub(super) memory: MemoryServer,
     pub(super) clock: ServerClock,
-    /// The number of tokens that it gives at most at once: it cannot store more.
+    /// The greatest number of tokens in a block: it cannot store more.
     pub(super) block: u32,
     pub(super) refusal: Option<Refusal>,
-    /// Until when it has refused writes, if it ever has.
+    /// When it stopped refusing writes, if it ever refused any.
     pub(super) refused_until: Option<Instant>,
     pub(super) replica: Option<Replica>,
-    /// Whether the replica is too late for the request that it executes now.
+    /// Whether the replica is too late for the current request.
     pub(super) falls_short: bool,
     /// Connections are refused until then.
     pub(super) down_until: Instant,
@@ -34,14 +34,14 @@ pub(super) struct Server {
     pub(super) older: Option<MemoryServer>,
 }
 
-/// A clock that is wrong, runs too fast or too slowly, and jumps.
+/// A clock that is wrong, drifts, and jumps.
 pub(super) struct ServerClock {
     begin: Instant,
-    /// How far it is ahead, in nanoseconds, without what it has gained since the beginning.
+    /// How far it is ahead, in nanoseconds, without its drift.
     ahead: i64,
-    /// How much it gains, in millionths.
+    /// Its drift, in millionths.
     rate: i64,
-    /// How far it was set back, in all.
+    /// How far it was set back, in total.
     set_back: Duration,
 }
 
@@ -73,7 +73,7 @@ impl ServerClock {
 pub(super) enum Refusal {
     /// It cannot write to its disk, and accepts no writes.
     Disk,
-    /// It has no memory for new holds. What exists can be renewed and released.
+    /// It has no memory for new holds. Existing holds can be renewed and released.
     Memory,
     /// It has become a replica.
     ReadOnly,
@@ -137,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Does something by the server's clock.
+    /// Runs `act` by the server's clock.
     pub(super) fn at_its_time<T>(&self, act: impl FnOnce(&MemoryServer) -> T) -> T {
         executor::skewed(self.clock.skew(), || act(&self.memory))
     }
@@ -154,7 +154,8 @@ impl Server {
         })
     }
 
-    /// Shows each client that has a hold or an offer of a key, or waits for one (`false`).
+    /// Passes on each client that has a hold or an offer of a key (`true`), or waits for one
+    /// (`false`).
     pub(super) fn look(&self, see: impl FnMut(&str, &str, bool)) {
         self.at_its_time(|memory| memory.look(see));
     }
@@ -169,19 +170,19 @@ impl Server {
         self.at_its_time(|memory| micros(clock::unix_time()).max(memory.last_token() + 1))
     }
 
-    /// Passes the present state on to the replica. Returns how long that takes.
+    /// Passes the current state on to the replica. Returns how long that takes.
     pub(super) fn replicate(&mut self) -> Option<Duration> {
         let at = self.replica.as_mut()?.follow(&self.memory);
         Some(at.saturating_duration_since(clock::now()))
     }
 
-    /// Returns `true` if the replica would have what is done now in this time.
+    /// Returns `true` if a change made now would reach the replica within this time.
     pub(super) fn is_replicated_in(&self, time: Duration) -> bool {
         self.replica.as_ref().is_some_and(|it| it.arrival() <= clock::now() + time)
     }
 
-    /// Returns `true` if the server has not been restarted since, and its replica has followed it
-    /// until then.
+    /// Returns `true` if the server has not been restarted since then, and the replica had caught
+    /// up with it.
     pub(super) fn has_waited(&self, restarts: u64, until: Instant) -> bool {
         let has_followed = self.replica.as_ref().is_some_and(|it| it.cut_until <= until);
         restarts == self.restarts && has_followed
@@ -201,7 +202,7 @@ impl Server {
     }
 }
 
-/// Lets a server refuse writes for a while.
+/// Makes a server refuse writes for a while.
 pub(super) fn refuse(number: usize, refusal: Refusal, time: Duration) {
     let until = clock::now() + time;
     network(|it| {
@@ -219,23 +220,23 @@ pub(super) fn refuse(number: usize, refusal: Refusal, time: Duration) {
     });
 }
 
-/// A replica, which follows the server some time later.
+/// A replica that follows the server with a delay.
 pub(super) struct Replica {
     lag: Duration,
     /// Nothing reaches it until then.
     cut_until: Instant,
-    /// The states of the server since the one that the replica has, each with the time at which the
-    /// replica has it.
+    /// The states of the server that the replica does not have yet, each with the time at which it
+    /// arrives there.
     states: VecDeque<(Instant, MemoryServer)>,
 }
 
 impl Replica {
-    /// Returns a replica that has the server's state from a time on.
+    /// Returns a replica that has the server's current state at a certain time.
     pub(super) fn new(server: &MemoryServer, lag: Duration, cut_until: Instant) -> Self {
         Self { lag, cut_until, states: [(cut_until, server.copy())].into() }
     }
 
-    /// Follows the server to its present state. Returns when the replica has it.
+    /// Follows the server to its current state. Returns when the replica has it.
     pub(super) fn follow(&mut self, server: &MemoryServer) -> Instant {
         let now = clock::now();
         while self.states.get(1).is_some_and(|(at, _)| *at <= now) {
@@ -246,7 +247,7 @@ impl Replica {
         at
     }
 
-    /// Returns when the replica has what is done now.
+    /// Returns when a change made now reaches the replica.
     fn arrival(&self) -> Instant {
         (clock::now() + self.lag).max(self.cut_until)
     }

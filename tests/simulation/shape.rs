@@ -1,8 +1,8 @@
-//! How much of a seed's world there is: a world that fails is shrunk before it is shown.
+//! The size of a seed's world. A failed world is shrunk before it is shown.
 
 use std::fmt;
 
-/// The most that a world has of each, whatever its seed says.
+/// The most of each that a world has, whatever its seed says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) clients: usize,
@@ -20,7 +20,7 @@ impl Shape {
     pub(super) const WHOLE: Self =
         Self { clients: 99, threads: 99, calls: 99, names: 99, faults: 99, weather: true };
 
-    /// Parses what `Display` has written.
+    /// Parses the output of `Display`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut shape = Self::WHOLE;
         for part in text.split(',') {
@@ -38,8 +38,7 @@ impl Shape {
         Some(shape)
     }
 
-    /// Returns the least shape for which `fails` is true, as far as making one number smaller at a
-    /// time leads there.
+    /// Returns a smallest shape for which `fails` is true, found by reducing one number at a time.
     pub(super) fn shrink(fails: impl Fn(&Self) -> bool) -> Self {
         let mut least = Self::WHOLE;
         let start = Self { clients: 9, threads: 4, calls: 12, names: 3, faults: 5, weather: true };
@@ -54,7 +53,7 @@ impl Shape {
         }
     }
 
-    /// Returns the shapes that have less of one thing, the smallest first.
+    /// Returns the shapes with one number reduced, the smallest first.
     fn smaller(&self) -> Vec<Self> {
         let mut all = Vec::new();
         if self.weather {

@@ -1,5 +1,5 @@
-//! How long calls that wait are silent: what shows a client that is taken for one that hears, or
-//! that nobody tells.
+//! How long waiting calls are silent, which reveals a client that is wrongly taken for a listening
+//! one, or that gets no messages.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use crate::simulation::judge::{LOOK, SLACK};
 use crate::simulation::world::{World, time_of};
 use crate::store::request::OFFER;
 
-/// A call that is told when to ask waits no longer than this.
+/// A call that knows when to ask again waits no longer than this.
 pub(super) const SILENCE: Duration = Duration::from_secs(10);
 
 /// The longest pause after a failure.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long a client may take to find out why it has lost a hold. Calls behind that wait so long.
+/// How long a client may take to find out why it lost a hold. Calls behind it wait for as long.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-/// Returns which call is silent for too long, if one is. A call asks by the backoff unless an echo
-/// has come to its client since that began to listen.
+/// Returns a call that has been silent for too long, if there is one. A call asks by the backoff
+/// until an echo has reached its client since that began to listen.
 pub(super) fn check(world: &mut World, now: Instant) -> Option<String> {
     note_asked(world, now);
     if world.network.is_quorum() {
@@ -47,14 +47,14 @@ pub(super) fn check(world: &mut World, now: Instant) -> Option<String> {
         let waits = now > begun + free_for && !is_disturbed;
         if world.is_mild && !world.is_healed && waits && world.is_free_for(name, free_for) {
             return Some(format!(
-                "call {number} waits, though {text:?} is free and others are told"
+                "call {number} waits, though {text:?} is free and others are notified"
             ));
         }
     }
     None
 }
 
-/// Who has a hold need not ask, and who is stopped cannot.
+/// A client with a hold need not ask, and a stopped one cannot.
 fn note_asked(world: &mut World, now: Instant) {
     let World { clients, guards, releasing, names, network, .. } = world;
     for process in 1..=clients.len() {

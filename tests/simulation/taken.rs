@@ -1,4 +1,4 @@
-//! Locks that stay taken after their release: for as long as their call has said, and no longer.
+//! Locks that stay taken after their release, for exactly as long as their calls demand.
 
 use std::time::{Duration, Instant};
 
@@ -13,25 +13,25 @@ use crate::store::hold_id::HoldId;
 /// The server counts in milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// A lock whose guard is gone, or whose client is shut down, and that stays taken.
+/// A lock that stays taken after its guard is gone or its client was shut down.
 pub(super) struct Taken {
     name: usize,
     client: Process,
     hold: HoldId,
     fence: u64,
-    /// When its call has begun.
+    /// When its call began.
     begun: Instant,
-    /// Since when it is to be released, and how often servers had been restarted by then.
+    /// When its release began, and how often servers had been restarted before.
     ended: Instant,
     restarts: u64,
-    /// For how long it stays taken: from when its client has read that it has it, which was in this
-    /// time.
+    /// For how long it stays taken, counted from when its client read that it had the lock, which
+    /// was in this period.
     time: Duration,
     read: (Instant, Instant),
 }
 
 impl World {
-    /// Notes that the lock of a guard which ends now stays taken, if it does.
+    /// Records that the lock of a guard that is being released stays taken, if it does.
     pub(super) fn note_taken(&mut self, held: &Held) {
         let Some(time) = held.terms.at_least.filter(|_| held.is_held()) else { return };
         let Held { name, client, begun, since, .. } = *held;
@@ -46,7 +46,7 @@ impl World {
         self.taken.push(Taken { name, client, hold, fence, begun, ended, restarts, time, read });
     }
 
-    /// Notes the same for all guards of a client, which is shut down.
+    /// Records the same for all guards of a client that is being shut down.
     pub(super) fn end_taken(&mut self, client: Process) {
         for place in 0..self.guards.len() {
             if let Some(held) = self.guards[place].take() {
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// Returns how often servers were restarted, or have failed over.
+    /// Returns how often servers were restarted or failed over.
     fn restarts(&self) -> u64 {
         self.network.servers.iter().map(|server| server.restarts).sum()
     }
@@ -68,20 +68,20 @@ impl World {
         self.taken.iter().any(|it| it.name == name && clock::now() < it.end())
     }
 
-    /// Returns `true` if a lock of a client was to stay taken at some time since then.
+    /// Returns `true` if a lock of a client had to stay taken at some time since then.
     pub(super) fn stayed_taken(&self, client: Process, name: usize, since: Instant) -> bool {
         let own = self.taken.iter().filter(|it| it.client == client && it.name == name);
         own.map(Taken::end).any(|end| since <= end)
     }
 
-    /// Returns for how long locks stay taken at most from now on.
+    /// Returns how much longer locks may stay taken at most.
     pub(super) fn longest_taken(&self) -> Duration {
         let now = clock::now();
         let left = self.taken.iter().map(|it| it.end().saturating_duration_since(now));
         left.max().unwrap_or_default()
     }
 
-    /// Checks that locks stay taken for as long as their calls have said, and no longer.
+    /// Checks that locks stay taken for exactly as long as their calls demand.
     pub(super) fn check_taken(&self) -> Result<(), String> {
         let now = clock::now();
         for taken in &self.taken {
@@ -102,7 +102,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that a released lock is not free before it may be: so much longer its holds last.
+    /// Checks that a released lock is not free too early. Its holds last this much longer.
     fn check_stays_taken(&self, taken: &Taken, left: &[Duration]) -> Result<(), String> {
         let now = clock::now();
         let least = taken.read.0 + taken.time;
@@ -117,7 +117,7 @@ impl World {
             return Ok(());
         }
         let Taken { name, client, fence, begun, .. } = *taken;
-        // Also one whose time is not over yet, because a clock was set.
+        // Includes a lock whose time is not over yet, because a clock was set.
         let mut excuses = self.excuses.iter();
         // No release waits for replicas.
         let has_failed_over = self.restarts() > taken.restarts;
@@ -135,7 +135,7 @@ impl World {
 }
 
 impl Taken {
-    /// Returns when it is free by then, if its client could reach the server.
+    /// Returns by when it is free, if its client could reach the server.
     fn end(&self) -> Instant {
         self.ended.max(self.read.1 + self.time * 101 / 100) + ROUNDING
     }

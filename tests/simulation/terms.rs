@@ -1,4 +1,4 @@
-//! What differs from call to call: the terms of a hold, and how a call may end.
+//! The terms of calls: the options of a hold, and how a call may end.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     pub(super) renew: bool,
     pub(super) max_hold: Option<Duration>,
-    /// For how long a lock stays taken, though it is released.
+    /// For how long a lock stays taken after an early release.
     pub(super) at_least: Option<Duration>,
     pub(super) note: Option<&'static str>,
-    /// Whether a call for a lock is a candidacy, which is for the same lock.
+    /// Whether a call for a lock goes through an `Election`.
     pub(super) is_candidacy: bool,
-    /// Whether the handle says for how long the call waits, and not the call.
+    /// Whether the handle sets the wait, and not the call.
     pub(super) has_own_wait: bool,
-    /// After which time another thread cancels the call.
+    /// When another thread cancels the call.
     pub(super) cancel_after: Option<Duration>,
 }
 
 impl World {
-    /// Returns the terms of a call in which nothing is special.
+    /// Returns the terms of an ordinary call.
     pub(super) fn usual_terms(&self) -> Terms {
         Terms {
             lease: self.lease,
@@ -54,7 +54,7 @@ impl World {
         if random.permille(250) {
             terms.max_hold = self.max_hold;
         }
-        // The servers of a quorum here know no notes.
+        // The quorum servers of the simulation know no notes.
         if random.permille(300) && self.network.servers.len() == 1 {
             terms.note = Some(random.pick(&["for tests", "for people"]));
         }
@@ -92,7 +92,7 @@ impl Terms {
     }
 }
 
-/// Lets another thread cancel a call after some time.
+/// Makes another thread cancel a call after a while.
 pub(super) fn cancel_later(process: Process, number: u64, after: Duration) -> Canceller {
     let canceller = Canceller::new();
     let copy = canceller.clone();

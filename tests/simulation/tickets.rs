@@ -1,4 +1,4 @@
-//! Holds that threads leave to be adopted, and what becomes of each.
+//! Holds that threads detach, and what becomes of each.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -20,26 +20,27 @@ use crate::simulation::world::{Usage, World, broken, say, start, with};
 use crate::store::hold_id::HoldId;
 use crate::ticket::Ticket;
 
-/// A hold that a guard has left.
+/// A detached hold.
 pub(super) struct Left {
     pub(super) id: HoldId,
     pub(super) fence: u64,
     pub(super) name: usize,
-    /// The client that has acquired it: the server knows no other owner.
+    /// The client that acquired it, which remains the owner for the server.
     pub(super) owner: Process,
     /// When the call for it began.
     begun: Instant,
-    /// For how long it lasts at least, and at most, unless it is renewed again.
+    /// The earliest and the latest end of its lease, unless it is renewed again.
     least: Instant,
     most: Instant,
-    /// Whether its ticket is used more than once, so that its users end each other's hold.
+    /// Whether its ticket is used more than once, so that one user may end another's hold.
     pub(super) is_shared: bool,
-    /// When users have begun to end it. A guard that another user has is not told at once.
+    /// When users began to end it. Another user's guard does not learn of it at once.
     ends: Vec<Instant>,
 }
 
 impl World {
-    /// Returns `true` if a ticket may still have a hold, or was used to end it just now.
+    /// Returns `true` if the hold of a ticket may still exist, or was ended through the ticket just
+    /// now.
     pub(super) fn may_be_adopted(&self, hold: &HoldId) -> bool {
         let now = clock::now();
         let ending = self.io_timeout * 2 + self.lease / 20 + self.grace();
@@ -48,7 +49,7 @@ impl World {
         if let Some(ended) = left.ends.last() {
             return now < *ended + ending;
         }
-        // Also by a request whose reply was lost.
+        // This includes a request whose reply was lost.
         let is_renewal = |it: &&Asked| matches!(it.subject.wish, Wish::Renew(_));
         let renewed = self.record.of(left.name, hold).find(is_renewal);
         now < left.most || renewed.is_some_and(|it| now < it.sent + renewal)
@@ -59,18 +60,18 @@ impl World {
         self.left.iter().any(|left| left.id == *hold && left.is_shared)
     }
 
-    /// Returns `true` if a client that has a hold renews its lease.
+    /// Returns `true` if the client with the hold renews its lease.
     pub(super) fn is_renewed(&self, client: Process, hold: &HoldId) -> bool {
         let was_adopted = self.left.iter().any(|left| left.id == *hold && left.owner != client);
         if was_adopted { self.renews } else { hold.is_renewed() }
     }
 
-    /// Notes that a user begins to end a hold that was left, or takes it for lost.
+    /// Records that a user begins to end a detached hold, or takes it for lost.
     pub(super) fn note_end(&mut self, at: usize) {
         self.left[at].ends.push(clock::now());
     }
 
-    /// Notes that a user has not ended it after all, which began to since then.
+    /// Records that a user that began to end it at that time has not ended it after all.
     fn take_end_back(&mut self, at: usize, began: Instant) {
         let ends = &mut self.left[at].ends;
         if let Some(place) = ends.iter().position(|ended| *ended >= began) {
@@ -78,7 +79,7 @@ impl World {
         }
     }
 
-    /// Returns how many users may be ending a hold that was left. Whoever relies on it for longer
+    /// Returns how many users may be ending a detached hold. A user that relies on it for longer
     /// has renewed it since.
     pub(super) fn ends(&self, at: usize) -> usize {
         let now = clock::now();
@@ -86,26 +87,26 @@ impl World {
         self.left[at].ends.iter().filter(|ended| now < **ended + lasts).count()
     }
 
-    /// Notes that a hold was renewed by a request that was sent since `sent`.
+    /// Records that a request sent after `sent` has renewed a hold.
     fn note_left(&mut self, at: usize, sent: Instant, lease: Duration) {
-        // The server's clock may run too fast, or too slowly.
+        // The server's clock may drift either way.
         let (left, now) = (&mut self.left[at], clock::now());
         left.least = left.least.max(sent + lease * 98 / 100);
         left.most = left.most.max(now + lease * 102 / 100);
     }
 
-    /// Returns `true` if nobody may have the guard of a name because a ticket may have its hold.
+    /// Returns `true` if a name may be held by a ticket, without a guard.
     pub(super) fn may_be_left(&self, name: usize) -> bool {
         let now = clock::now();
         self.left.iter().any(|left| left.name == name && left.ends.is_empty() && now < left.most)
     }
 
-    /// Returns `true` if a hold of a name was left that the server knows as this client's.
+    /// Returns `true` if a name has a detached hold that the server attributes to this client.
     pub(super) fn has_left(&self, client: Process, name: usize) -> bool {
         self.left.iter().any(|left| left.name == name && left.owner == client)
     }
 
-    /// Notes that a client ends the holds that it has adopted, because it is shut down.
+    /// Records that a client ends its adopted holds, because it is being shut down.
     pub(super) fn end_adopted(&mut self, client: Process) {
         let held = self.guards.iter().flatten().filter(|held| held.client == client);
         let left: Vec<_> = held.filter_map(|held| held.left).collect();
@@ -114,8 +115,8 @@ impl World {
         }
     }
 
-    /// Returns how often, per mille, a thread leaves a hold of a name. One with an age limit
-    /// stays, and so does one whose lock stays taken.
+    /// Returns how often, per mille, a thread detaches a hold of a name. Holds with an age limit
+    /// are not detached, nor holds whose lock stays taken.
     pub(super) fn leaves_of(&self, name: usize, place: usize) -> u64 {
         let held = self.guards[place].as_ref();
         let can_be_left = held.is_some_and(|held| {
@@ -126,7 +127,7 @@ impl World {
         if can_be_left { self.leaves } else { 0 }
     }
 
-    /// Returns how many servers have a hold that was left.
+    /// Returns how many servers have a detached hold.
     fn servers_with(&self, at: usize) -> usize {
         let left = &self.left[at];
         let holds = self.network.holds(&self.names[left.name].key);
@@ -137,13 +138,13 @@ impl World {
 /// A use of a ticket.
 #[derive(Clone, Copy, Debug)]
 enum Use {
-    /// Adopts the hold, and has it for some time.
+    /// Adopts the hold, and keeps it for a while.
     Adopt(Duration),
     Release,
     Renew,
 }
 
-/// Leaves a lock, and returns its ticket.
+/// Detaches a lock, and returns its ticket.
 fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
     let Held { guard, name, owner, begun, left, .. } = with(|world| {
         let held = world.guards[place].take();
@@ -151,10 +152,10 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
         held
     })?;
     let guard = Rc::into_inner(guard).expect("it is not used");
-    let Guarded::Lock(guard) = guard else { unreachable!("only locks are left") };
+    let Guarded::Lock(guard) = guard else { unreachable!("only locks are detached") };
     let (fence, sent, lost) = (guard.fence(), clock::now(), guard.lost());
     let result = guard.detach();
-    say(from, || format!("leaves the hold with fence {fence}: {result:?}"));
+    say(from, || format!("detaches the hold with fence {fence}: {result:?}"));
     let ticket = match result {
         Ok(ticket) => ticket,
         Err(error) => {
@@ -168,16 +169,16 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
                 is_shared || !world.is_calm && may_fail
             });
             if !is_expected {
-                broken(&format!("a hold is not left: {error}"));
+                broken(&format!("a hold is not detached: {error}"));
             }
             end_release(from, name);
             return None;
         }
     };
-    // Not by waiting, even for no time: that would be the time of this process.
+    // Waiting, even for no time, would take up time of this process.
     let is_over = lost.receiver().try_recv() == Err(TryRecvError::Disconnected);
     if !is_over || lost.is_lost() || ticket.fence() != fence {
-        broken(&format!("{ticket:?} is left of a hold with fence {fence}: {lost:?}"));
+        broken(&format!("{ticket:?} is of a hold with fence {fence}: {lost:?}"));
     }
     let at = with(|world| {
         world.tally.left += 1;
@@ -203,13 +204,13 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
     Some((at, ticket))
 }
 
-/// Passes a lock to another client, which has it for some time.
+/// Passes a lock to another client, which keeps it for a while.
 pub(super) fn pass(from: Process, place: usize, to: Process, holds: Duration) {
     let Some((at, ticket)) = leave(from, place) else { return };
     start(to, move |client, process| make_use(client, process, at, &ticket, Use::Adopt(holds)));
 }
 
-/// Leaves a lock to threads of any clients, which come soon, late, or never.
+/// Detaches a lock for threads of any clients, which adopt it soon, late, or never.
 pub(super) fn leave_to_any(from: Process, place: usize, random: &mut Random) {
     let Some((at, ticket)) = leave(from, place) else { return };
     let uses = random.pick(&[0, 1, 1, 1, 1, 2]);
@@ -232,17 +233,17 @@ pub(super) fn leave_to_any(from: Process, place: usize, random: &mut Random) {
             if !is_calm && random.permille(100) {
                 stop_soon(process, &mut random);
             }
-            // As in another process.
+            // Another process would have only the text of the ticket.
             let ticket: Ticket = text.parse().expect("a ticket");
             make_use(client, process, at, &ticket, what);
         });
     }
 }
 
-/// Uses a ticket, and checks how that ends.
+/// Uses a ticket, and checks the result.
 fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what: Use) {
     let sent = clock::now();
-    // A late request may bring the hold of a minority to others.
+    // A late request may spread the hold of a minority to other servers.
     let (was_there, changes) = with(|world| (world.servers_with(at) > 0, world.changes));
     let fence = ticket.fence();
     say(process, || format!("uses the ticket of the hold with fence {fence}: {what:?}"));
@@ -285,7 +286,7 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
     say(process, || format!("its use fails: {error}"));
     let broken_by = with(|world| {
         world.tally.refused += u64::from(matches!(error, Error::Lost { .. }));
-        // The others are no calls that acquire a lock.
+        // The other uses do not acquire a lock.
         if let Use::Adopt(_) = what {
             world.clients[process - 1].ledger.note_error(&error);
         }
@@ -305,14 +306,14 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
         let is_over = world.ends(at) > own || clock::now() >= left.least;
         let mut excuses = world.excuses_of(left.owner, left.name, Some(left.fence), left.begun);
         (!is_over && excuses.next().is_none())
-            .then(|| format!("a hold that was left ends early: {error}"))
+            .then(|| format!("a detached hold ends early: {error}"))
     });
     if let Some(why) = broken_by {
         broken(&why);
     }
 }
 
-/// Has an adopted hold for some time.
+/// Keeps an adopted hold for a while.
 fn have(guard: OwnedGuard, lease: Duration, client: Process, at: usize, holds: Duration) {
     let begun = clock::now();
     let (held, fence, is_back) = with(|world| {

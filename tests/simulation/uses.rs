@@ -1,4 +1,4 @@
-//! What threads do with a guard while they have it, and whether its answers are true.
+//! How threads use a guard, with checks that its answers are true.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -12,17 +12,17 @@ use crate::simulation::calls::{Guarded, Held, Patience, Side, end_release};
 use crate::simulation::judge::begin_hold;
 use crate::simulation::world::{NAMES, Usage, World, broken, say, time_of, with};
 
-/// What a thread does with a guard.
+/// One use of a guard.
 #[derive(Clone, Copy, Debug)]
 enum Use {
     Look,
     Renew,
     Verify,
-    /// Waits for so long for another client that wants the lock.
+    /// Waits for at most this long until another client wants the lock.
     Wanted(Duration),
 }
 
-/// Uses a guard now and then.
+/// Occasionally uses a guard.
 pub(super) fn use_sometimes(process: Process, place: usize) {
     let used = with(|world| {
         let World { random, asks, guards, lease, .. } = world;
@@ -47,7 +47,7 @@ pub(super) fn use_sometimes(process: Process, place: usize) {
     }
 }
 
-/// Asks whether a hold exists, and checks the answer.
+/// Verifies a hold, and checks the answer.
 pub(super) fn verify(place: usize, guard: &Guarded) {
     let (client, begun) = with(|world| {
         let held = world.guards[place].as_ref().expect("it is used");
@@ -60,7 +60,7 @@ pub(super) fn verify(place: usize, guard: &Guarded) {
     }
 }
 
-/// Looks at a guard, which asks nobody.
+/// Queries a guard, without a request.
 fn look(place: usize, guard: &Guarded) -> Result<(), String> {
     let lease = with(|world| world.guards[place].as_ref().map(|held| held.terms.lease));
     let lease = lease.unwrap_or_default();
@@ -80,7 +80,7 @@ fn look(place: usize, guard: &Guarded) -> Result<(), String> {
     Ok(())
 }
 
-/// Renews a lease, and checks how that ends.
+/// Renews a lease, and checks the result.
 fn renew(process: Process, place: usize, guard: &Guarded) -> Result<(), String> {
     let begun = clock::now();
     let result = guard.renew();
@@ -131,12 +131,12 @@ fn wait_for_others(
     let took = clock::elapsed(begun);
     say(process, || format!("its lock is wanted now: {was_wanted}"));
     if is_wanted && !was_wanted {
-        return Err("it is not wanted any more".into());
+        return Err("it is no longer wanted".into());
     }
     if !was_wanted && took < time && guard.is_held() {
         return Err(format!("it has waited for {took:?}"));
     }
-    // A message needs some time.
+    // A message takes some time.
     let is_late = time > with(|world| world.slack());
     let before = if is_late { before } else { BTreeSet::new() };
     with(|world| world.check_wanted(place, &before, was_wanted, begun))
@@ -155,8 +155,8 @@ impl World {
         left.is_some_and(|at| self.left[at].is_shared)
     }
 
-    /// Returns the other clients that the server knows to wait for the lock of a guard, for calls
-    /// without an end: those that only try are no reason to give it up.
+    /// Returns the other clients that, as the server knows, wait for the lock of a guard. Calls
+    /// that only try do not count.
     fn waiting_beside(&self, place: usize) -> Option<BTreeSet<String>> {
         let held = self.guards[place].as_ref()?;
         if self.names[held.name].usage != Usage::Lock || held.side.is_set() {
@@ -173,7 +173,7 @@ impl World {
         Some(waiting.filter(|client| client != own && has_call(client)).collect())
     }
 
-    /// Checks whether a lock is wanted, as its guard says.
+    /// Checks the guard's answer whether its lock is wanted.
     fn check_wanted(
         &self,
         place: usize,
@@ -182,16 +182,16 @@ impl World {
         since: Instant,
     ) -> Result<(), String> {
         let Some(held) = self.guards[place].as_ref() else { return Ok(()) };
-        // The server knows the client that has begun the hold.
+        // The server knows the client that began the hold.
         let own = &self.clients[held.owner - 1].id;
         if is_wanted {
             let mut others = self.names[held.name].had_waiter.keys();
             let has_waited = others.any(|client| client != own);
-            return if has_waited { Ok(()) } else { Err("nobody has waited for it".into()) };
+            return if has_waited { Ok(()) } else { Err("no client has waited for it".into()) };
         }
         let now = self.waiting_beside(place).unwrap_or_default();
         let still = before.intersection(&now).next();
-        // A client asks for a kept lock without waiting at first.
+        // At first, a client asks for a kept lock without waiting.
         let is_kept = self.names[held.name].keep.is_some();
         let is_certain =
             self.is_calm && !is_kept && !self.network.is_quorum() && held.left.is_none();
@@ -205,14 +205,14 @@ impl World {
 }
 
 impl World {
-    /// Decides whether a thread turns what it has into a reader.
+    /// Decides whether a thread turns its hold into a reader.
     pub(super) fn is_downgraded(&mut self, name: usize, side: Side) -> bool {
         let is_writer = self.names[name].usage == Usage::ReadWrite && side == Side::Alone;
         is_writer && self.random.permille(self.asks)
     }
 }
 
-/// Turns a writer into a reader, and checks that no other one comes between. Returns its place.
+/// Turns a writer into a reader, and checks that no other writer comes between. Returns its place.
 pub(super) fn downgrade(process: Process, place: usize) -> Option<usize> {
     let held = with(|world| {
         let held = world.guards[place].take()?;

@@ -1,5 +1,5 @@
-//! A world of a simulation: its clients and names and what is known of them, from its beginning to
-//! its end. A seed makes one up (`seeds.rs`), or a scene says what it is (`scenes.rs`).
+//! A world of a simulation: its clients and names, and their state from beginning to end. It is
+//! made from a seed (`seeds.rs`) or described by a scene (`scenes.rs`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -33,13 +33,13 @@ use crate::simulation::tickets::Left;
 use crate::store::hold_id::HoldId;
 use crate::store::request::DETACHED;
 
-/// The first server's number among the processes. Clients have 1, 2 and so on.
+/// The process number of the first server. Clients have the numbers 1, 2 and so on.
 pub(super) const SERVER: Process = 0;
 
 /// Other servers than the first have greater numbers than any client.
 const FIRST_OF_SERVERS: Process = NOWHERE - 10;
 
-/// Returns a server's number among the processes.
+/// Returns the process number of a server.
 pub(super) fn process_of(server: usize) -> Process {
     if server == 0 { SERVER } else { NOWHERE - server }
 }
@@ -50,7 +50,7 @@ const TENURE: Duration = Duration::from_millis(10);
 /// No simulation lasts longer.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
 
-/// Returns what a clock shows in microseconds: the least token then.
+/// Returns the time of a clock in microseconds, which is the smallest token then.
 pub(super) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -59,10 +59,10 @@ thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
-/// What names are called, as many as a world has.
+/// The names of a world.
 pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// What a name is used as.
+/// The use of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
     Lock,
@@ -75,7 +75,7 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) tells: bool,
     pub(super) history: String,
-    /// What it has last shown of each name at each server.
+    /// The last state shown of each name on each server.
     pub(super) shown: BTreeMap<(usize, usize), String>,
     /// When the last fault happened, in the history.
     pub(super) last_fault: Option<Duration>,
@@ -88,40 +88,40 @@ pub(super) struct World {
     pub(super) last_call: u64,
     /// The guards that are being dropped or unlocked.
     pub(super) releasing: Vec<(Process, usize)>,
-    /// The holds that guards have left to be adopted, and how often, per mille, one does.
+    /// The detached holds, and how often, per mille, a guard is detached.
     pub(super) left: Vec<Left>,
     pub(super) leaves: u64,
     /// How often, per mille, a thread takes several locks at once.
     pub(super) sets: u64,
-    /// Chooses what was not always chosen, so that earlier seeds stay what they were.
+    /// Draws later additions, so that the worlds of earlier seeds stay the same.
     pub(super) random: Random,
-    /// Chooses what came later still.
+    /// Draws even later additions.
     pub(super) later: Random,
-    /// How often, per mille, a thread asks something, and what the servers have had since then.
+    /// How often, per mille, a thread asks something, and the servers' state since then.
     pub(super) asks: u64,
     pub(super) questions: Vec<Seen>,
     pub(super) last_question: u64,
     pub(super) excuses: Vec<Excuse>,
-    /// Holds that have begun without a request that their clients know of: the server has older
-    /// data, or has executed a request twice.
+    /// Holds that began without their clients' knowledge, because the server has older data or
+    /// executed a request twice.
     pub(super) unasked: Vec<Unexpected>,
-    /// Holds that a request has begun after its client had given up on it.
+    /// Holds that began with a request after its client had given up on it.
     pub(super) late: Vec<Unexpected>,
-    /// What the clients have asked the servers for.
+    /// The requests of the clients.
     pub(super) record: Record,
     /// The locks that stay taken after their release.
     pub(super) taken: Vec<Taken>,
-    /// The holds of each name that their clients need no longer, each since when.
+    /// The holds of each name that their clients no longer need, and since when.
     pub(super) leftovers: Vec<(usize, HoldId, Instant)>,
     /// How often the server's data or its clock were changed, or a late request was executed.
     pub(super) changes: u64,
-    /// How a client has overtaken others, if one has.
+    /// How a client overtook others, if one did.
     pub(super) overtaken: Option<String>,
-    /// What else may go wrong whenever a request was executed, if that is not left to chance.
+    /// The accidents that may happen after a request was executed, if they are not left to chance.
     pub(super) accidents: Vec<Accident>,
     pub(super) lease: Duration,
     pub(super) renews: bool,
-    /// How often, per mille, a call has terms of its own; the shortest lease, and the age limit.
+    /// How often, per mille, a call has its own terms; the shortest lease; and the age limit.
     pub(super) own_terms: u64,
     pub(super) shortest_lease: Duration,
     pub(super) max_hold: Option<Duration>,
@@ -130,9 +130,9 @@ pub(super) struct World {
     pub(super) io_timeout: Duration,
     pub(super) retry_window: Duration,
     pub(super) backoff_max: Duration,
-    /// Nothing goes wrong any more, or ever has.
+    /// There is no fault any more, or there never was one.
     pub(super) is_calm: bool,
-    /// Holds are acknowledged by the replica, which takes as long as this at most.
+    /// Holds are acknowledged by the replica, which takes no longer than this.
     pub(super) is_durable: bool,
     pub(super) acks: Duration,
     pub(super) has_slow_replies: bool,
@@ -143,20 +143,20 @@ pub(super) struct World {
     pub(super) is_mild: bool,
     pub(super) only_faulty: Option<Process>,
     pub(super) is_over: bool,
-    /// The judge looks at the world now and then, because something may happen by itself.
+    /// The judge inspects the world at intervals, because events may happen without any input.
     pub(super) is_watched: bool,
     /// How far the clock of a client is behind at most.
     pub(super) clocks_behind: Duration,
-    /// When the server's counter was last lost, and the greatest token that it has given as far as
-    /// it knows.
+    /// When the server's counter was last lost, and the greatest token that it remembers having
+    /// given.
     pub(super) lowered: Option<(Instant, u64)>,
-    /// The latest time that the clock of the only server has shown, in microseconds, and when that
-    /// was: a counter that goes on after the clock was set back is not ahead of it.
+    /// The latest time on the clock of the only server, in microseconds, and when that was: a
+    /// counter that continues after the clock was set back is not ahead of this.
     pub(super) clock_seen: (Instant, u64),
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
-    /// Until when tokens may repeat: so many of them have lost it that not every two majorities
-    /// share one that has it, and not all clocks are right.
+    /// Until when tokens may repeat: so many servers lost the counter that not every two majorities
+    /// share one that kept it, and not all clocks are right.
     pub(super) tokens_repeat_until: Option<Instant>,
     pub(super) tally: Tally,
 }
@@ -165,7 +165,7 @@ pub(super) struct ClientState {
     pub(super) id: String,
     /// Until its end.
     pub(super) client: Option<Client>,
-    /// The number of callers that are not done.
+    /// The number of unfinished callers.
     pub(super) running: usize,
     /// It has been cut off for ever.
     pub(super) is_dead: bool,
@@ -173,10 +173,10 @@ pub(super) struct ClientState {
     pub(super) closed: Option<Instant>,
     /// When it was shut down, which ends its holds.
     pub(super) shut_down: Option<Instant>,
-    /// How long it was stopped, in all, and each time from when to when.
+    /// For how long it was stopped in total, and each period.
     pub(super) stopped: Duration,
     pub(super) stops: Vec<Range<Instant>>,
-    /// What it has reported.
+    /// Its reports.
     pub(super) ledger: Ledger,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
     /// it has failed.
@@ -191,35 +191,35 @@ pub(super) struct NameState {
     pub(super) keep: Option<Duration>,
     /// The greatest token so far, and when the hold with it began.
     pub(super) fence: u64,
-    /// The greatest token of a write that the server remembers.
+    /// The greatest token of a writer that the server remembers.
     pub(super) written: u64,
     /// When the server last had a hold or an offer of each client, and when it had a waiting one.
     pub(super) had_hold: BTreeMap<String, Instant>,
     pub(super) had_waiter: BTreeMap<String, Instant>,
     /// When a guard of each client last existed.
     pub(super) had_guard: BTreeMap<Process, Instant>,
-    /// When it may last have been taken without a guard: by a call for several locks, or for
-    /// whoever has a ticket.
+    /// When it may last have been taken without a guard: by a call for several locks, or for the
+    /// holder of a ticket.
     pub(super) taken_at: Instant,
     /// Whether an operator has ever ended a hold of it.
     pub(super) was_forced: bool,
-    /// Since when the name is free at the server, as far as was looked.
+    /// Since when the name has been free on the server, as far as known.
     pub(super) free_since: Option<Instant>,
     /// Since when no guard of the name is valid.
     pub(super) unguarded_since: Instant,
     /// The clients that were waiting when the last hold of each client ended, and when that was.
     pub(super) waited: BTreeMap<String, (Instant, Vec<String>)>,
-    /// The holds that the server had when it was last looked at.
+    /// The holds on the server at the last inspection.
     pub(super) last_holds: Vec<HoldId>,
-    /// The holds at the server that their clients have no use for, each since when.
+    /// The holds on the server that their clients do not need, and since when.
     pub(super) unused: Vec<(HoldId, Instant)>,
-    /// The last tenure, and when a guard of it was first seen.
+    /// The last tenure, and when its first guard was seen.
     pub(super) tenure: Option<(HoldId, Instant)>,
-    /// The tokens of each client's holds whose beginning was reported, and whose end was not yet.
+    /// The tokens of each client's holds that were reported as begun and not yet as ended.
     pub(super) reported: BTreeMap<Process, Vec<u64>>,
 }
 
-/// What has happened in a world, or in many.
+/// The totals of one or many worlds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) calls: u64,
@@ -230,14 +230,14 @@ pub(super) struct Tally {
     pub(super) busy: u64,
     pub(super) failed: u64,
     pub(super) lost: u64,
-    /// The holds that were left, those that were adopted, and the tickets that were refused.
+    /// The detached holds, the adopted ones, and the refused tickets.
     pub(super) left: u64,
     pub(super) adopted: u64,
     pub(super) refused: u64,
     pub(super) handoffs: u64,
     pub(super) relocks: u64,
     pub(super) missed_wakeups: u64,
-    /// The circles of threads that waited for each other, and how often a client was told of one.
+    /// The circles of threads that waited for each other, and how often a client reported one.
     pub(super) circles: u64,
     pub(super) told: u64,
     pub(super) steps: u64,
@@ -277,17 +277,17 @@ pub(super) fn is_locked() -> bool {
     WORLD.with(|world| world.try_borrow_mut().is_err())
 }
 
-/// Returns words for the history, if it is wanted.
+/// Returns text for the history, if it is wanted.
 pub(super) fn words(words: impl FnOnce() -> String) -> String {
     if with(|world| world.tells) { words() } else { String::new() }
 }
 
-/// Returns a hold as histories and verdicts show it: its client, and its number there.
+/// Returns a hold as histories and verdicts show it: its client and its number.
 pub(super) fn text_of(hold: &HoldId) -> String {
     format!("{}/{}", hold.client, hold.number())
 }
 
-/// Says who has and who waits for each name at a server, if that is not what it was before.
+/// Describes the holders and the waiting clients of each name at a server, if they have changed.
 pub(super) fn say_what_changed(server: usize) {
     if !with(|world| world.tells) {
         return;

@@ -1,4 +1,4 @@
-//! The threads of a client: some call its store, one has its background jobs done, and one listens.
+//! The threads of a client: some call its store, one runs its background jobs, and one listens.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::store::request::{
 use crate::store::servers::Servers;
 use crate::store::{Store, ask_one};
 
-/// How long after its deadline a request may get its outcome that no thread waits for: a sweep
-/// reads its reply, or closes the connection.
+/// How long after its deadline a posted request may get its outcome: a sweep reads its reply, or
+/// closes the connection.
 const SWEPT: Duration = Duration::from_millis(100);
 
 /// The settings of a client's calls.
@@ -34,7 +34,7 @@ impl Caller {
     /// Returns the id of a new hold of a name.
     fn hold(&self, name: &str, random: &mut Random) -> HoldId {
         let client = with(|world| world.client(self.process).id.clone());
-        // Without the bits that have a meaning.
+        // The bits with a meaning are left out.
         HoldId { kind: HoldKind::Lock, name: name.into(), client, nonce: random.next() >> 16 }
     }
 
@@ -44,7 +44,7 @@ impl Caller {
         Acquire { holds: hold, lease, note: None, registration, echo: false, deadline }
     }
 
-    /// Calls the store now and then.
+    /// Calls the store at intervals.
     pub(super) fn run(&self, mut random: Random, calls: u64) {
         let mut held = Vec::new();
         for _ in 0..calls {
@@ -117,7 +117,7 @@ impl Caller {
         self.hold(&format!("n{name}"), random)
     }
 
-    /// Notes a hold that was granted.
+    /// Records a granted hold.
     fn keep(&self, hold: &HoldId, is_granted: bool, held: &mut Vec<HoldId>) {
         if is_granted {
             held.push(hold.clone());
@@ -125,7 +125,7 @@ impl Caller {
         }
     }
 
-    /// Lets jobs no longer renew these holds.
+    /// Removes these holds from the renewals.
     fn forget(&self, holds: &[HoldId]) {
         with(|world| world.client(self.process).held.retain(|held| !holds.contains(held)));
     }
@@ -174,7 +174,7 @@ impl Caller {
         });
     }
 
-    /// Has holds renewed in the background.
+    /// Renews holds in the background.
     pub(super) fn renew(&self, mut random: Random) {
         let mut jobs = self.store.jobs();
         let mut calls = BTreeMap::new();

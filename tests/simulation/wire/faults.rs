@@ -1,4 +1,4 @@
-//! What goes wrong in a world, one thing after another, and how it is in order again.
+//! The faults of a world, one after another, and how each is repaired.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::simulation::wire::network::{OUTSIDE, Weather};
 use crate::simulation::wire::server::{Accepts, Role, receive};
 use crate::simulation::wire::world::{World, now, with};
 
-/// The longest that something is wrong, in milliseconds.
+/// The longest duration of a fault, in milliseconds.
 const LONGEST: u64 = 4000;
 
-/// The errors of a server that executes nothing for a while.
+/// The error replies of a server that executes nothing for a while.
 const REFUSALS: [&str; 5] = [
     "BUSY Redis is busy running a script.",
     "CLUSTERDOWN The cluster is down",
@@ -19,14 +19,14 @@ const REFUSALS: [&str; 5] = [
     "OOM command not allowed when used memory > 'maxmemory'.",
 ];
 
-/// A kind of trouble.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// All open connections of a server are closed.
     Close,
-    /// Nothing passes over the open connections of a server any more; new ones work.
+    /// The open connections of a server fall silent, while new ones work.
     Cut,
-    /// The same, of those over which messages arrive.
+    /// The same, for the connections that carry messages.
     Deafen,
     /// A server is down, and loses its scripts.
     Down,
@@ -34,17 +34,17 @@ enum Fault {
     FailOver,
     /// A server forgets its scripts.
     Forget,
-    /// A server admits no more connections.
+    /// A server accepts no further connections.
     Full,
     /// A part of the slots moves to another node.
     Move,
-    /// A server accepts connections, and replies to no login.
+    /// A server accepts connections, but replies to no login.
     Mute,
     /// A server executes nothing.
     Refuse,
-    /// A server is stopped, and goes on later.
+    /// A server is stopped, and resumes later.
     Stop,
-    /// No packet reaches a server.
+    /// No packets reach a server.
     Unreachable,
     /// A sentinel names another server.
     WrongSentinel,
@@ -68,7 +68,7 @@ impl Fault {
     ];
 }
 
-/// Lets so many faults happen, and then puts everything in order.
+/// Causes this many faults, and then repairs everything.
 pub(super) fn direct(mut random: Random, faults: u64) {
     for _ in 0..faults {
         executor::sleep(any_time(&mut random, LONGEST / 4));
@@ -77,7 +77,7 @@ pub(super) fn direct(mut random: Random, faults: u64) {
             let all = Fault::ALL.into_iter().filter(|fault| world.is_applicable(*fault));
             all.filter(|fault| !world.is_calm || harmless.contains(fault)).collect()
         });
-        // What only some deployments have would otherwise be rare.
+        // Faults that only some deployments have would otherwise be rare.
         let rare = [Fault::FailOver, Fault::Move, Fault::WrongSentinel];
         let rare: Vec<_> = rare.into_iter().filter(|fault| applicable.contains(fault)).collect();
         let is_rare = random.permille(300) && !rare.is_empty();
@@ -95,7 +95,7 @@ pub(super) fn direct(mut random: Random, faults: u64) {
     with(World::heal);
 }
 
-/// Returns a time up to so many milliseconds. Short ones are likely.
+/// Returns a time up to this many milliseconds. Short ones are likely.
 fn any_time(random: &mut Random, millis: u64) -> Duration {
     if random.permille(500) {
         return random.time(Duration::from_millis(millis));
@@ -166,13 +166,13 @@ impl World {
         }
     }
 
-    /// Treats new connections so for a while.
+    /// Treats new connections this way for a while.
     fn accept(&mut self, server: usize, accepts: Accepts, lasts: Duration) {
         self.servers[server].accepts = accepts;
         later(lasts, move |world| world.servers[server].accepts = Accepts::Yes);
     }
 
-    /// Lets a stopped server go on.
+    /// Resumes a stopped server.
     fn go_on(&mut self, server: usize) {
         self.servers[server].is_stopped = false;
         self.each_link(server, receive);
@@ -189,9 +189,9 @@ impl World {
         self.servers[to].locks = self.servers[from].locks.clone();
         self.servers[to].last_fence = self.servers[from].last_fence;
         self.servers[to].role = Role::Master;
-        // For a while the old one does not know.
+        // For a while, the old one does not notice.
         later(random.time(lasts), move |world| {
-            // Unless it has got slots since.
+            // It may have got slots again since.
             if !world.owners.contains(&from) && world.moving.is_none_or(|(_, to)| to != from) {
                 world.servers[from].role = Role::Replica;
             }
@@ -207,7 +207,7 @@ impl World {
         later(random.time(lasts), World::name_master);
     }
 
-    /// Lets all sentinels name the last master.
+    /// Makes all sentinels name the current master.
     fn name_master(&mut self) {
         let master = self.servers_of(|role| role == Role::Master).last().copied();
         for server in &mut self.servers {
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// A part of the slots moves to another node, with redirections of single requests first.
+    /// Moves a part of the slots to another node. At first, single requests are redirected.
     fn move_part(&mut self, lasts: Duration, random: &mut Random) {
         if !self.is_cluster() || self.moving.is_some() {
             return;
@@ -248,7 +248,7 @@ impl World {
         self.owners[part] = to;
     }
 
-    /// Puts everything in order.
+    /// Repairs everything.
     fn heal(&mut self) {
         self.say(|| "everything is in order".into());
         let Weather { latency, jitter, .. } = self.weather;
@@ -281,7 +281,7 @@ fn is_sentinel(role: Role) -> bool {
     matches!(role, Role::Sentinel(_))
 }
 
-/// Lets something happen unless everything is in order by then.
+/// Schedules an action, unless everything has been repaired by then.
 fn later(time: Duration, act: impl FnOnce(&mut World) + 'static) {
     executor::after(OUTSIDE, time, move || {
         with(|world| {

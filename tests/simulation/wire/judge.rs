@@ -1,10 +1,10 @@
-//! What a store promises its callers, whatever the network does.
+//! The promises of a store to its callers, whatever the network does.
 //!
 //! - A reply is the one that the server gave to this request. No request is executed twice, and
-//!   none that its caller was told was not sent, neither before nor later.
+//!   none is ever executed that its caller was told was not sent.
 //! - No call takes longer than its deadline, and each request has one outcome.
-//! - While nothing is wrong no call fails, and soon after it none does any more.
-//! - A client has no more connections than it may have, and none is missing in the end.
+//! - No call fails while there is no fault, nor once the last fault is some time past.
+//! - A client never has too many connections, and loses none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,28 +20,28 @@ use crate::store::request::{AcquireReply, HoldReply};
 /// How long after the end of all faults a call may still fail.
 pub(super) const RECOVERY: Duration = Duration::from_secs(5);
 
-/// So many trips are enough for a call that has to find its server and to connect first, behind
-/// calls of other threads. It has its own time for them, and of that `connect_timeout` at most.
+/// This many trips are enough for a call that must first find its server and connect, behind calls
+/// of other threads. They must fit into the call's time, and into `connect_timeout`.
 const ENOUGH: u32 = 60;
 
-/// The connections of a client to a server beside its pool: for jobs that must be durable and for
-/// others, for wake-ups, the successor of each, and one to find out whether the server uses TLS.
+/// The connections of a client to a server besides its pool: for durable jobs and for others, for
+/// wake-ups, the successor of each, and one to find out whether the server uses TLS.
 const BESIDE_THE_POOL: usize = 7;
 
-/// What a server has executed.
+/// A request that a server has executed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Execution {
     pub(super) kind: Kind,
     pub(super) reply: i64,
 }
 
-/// What servers have executed, by the owners of the holds.
+/// The executed requests, by the owners of the holds.
 #[derive(Default)]
 pub(super) struct Ledger {
     executions: BTreeMap<String, Vec<Execution>>,
-    /// What must not be executed any more.
+    /// The requests that must not be executed any more.
     not_sent: BTreeSet<(String, Kind)>,
-    /// How many requests had no reply, and may still be executed.
+    /// How many requests without a reply may still be executed.
     doubtful: BTreeMap<(String, Kind), usize>,
 }
 
@@ -54,18 +54,18 @@ pub(super) struct Call {
     time: Duration,
     /// How many such requests were executed before.
     before: usize,
-    /// Whether a connection of the client was dead, and nothing had shown that.
+    /// Whether a connection of the client was dead, without any sign of it.
     has_dead_connection: bool,
     /// No thread waits for the reply, and the request is not repeated at another node.
     is_posted: bool,
 }
 
-/// Notes what a server has executed.
+/// Records what a server has executed.
 pub(super) fn record(world: &mut World, owner: &str, execution: Execution) {
     world.tally.executed += 1;
     if world.ledger.not_sent.contains(&(owner.to_owned(), execution.kind)) {
         world.break_promise(format!(
-            "{:?} of {owner} is executed, and its caller was told that it was not sent",
+            "{:?} of {owner} is executed, but its caller was told that it was not sent",
             execution.kind
         ));
     }
@@ -84,7 +84,7 @@ impl Ledger {
 }
 
 impl Call {
-    /// A call begins that has so much time.
+    /// Records the beginning of a call with this much time.
     pub(super) fn begin(process: Process, kind: Kind, hold: &HoldId, time: Duration) -> Self {
         let owner = hold.owner();
         with(|world| {
@@ -122,12 +122,12 @@ impl Call {
         });
     }
 
-    /// The same, but no thread waits for the reply.
+    /// The same for a posted request.
     pub(super) fn posted(self) -> Self {
         Self { is_posted: true, ..self }
     }
 
-    /// The store has not sent it.
+    /// Records that the store did not send it.
     pub(super) fn end_unsent(&self) {
         with(|world| {
             world.say(|| format!("p{} does not send it: {}", self.process, self.owner));
@@ -138,7 +138,7 @@ impl Call {
         });
     }
 
-    /// The call has ended with the reply of a server, or a failure.
+    /// Records the end of a call, with a server's reply or a failure.
     fn end(&self, reply: Result<i64, &Failure>) {
         let Self { process, kind, owner, begun, time, before, .. } = self;
         with(|world| {
@@ -193,16 +193,17 @@ impl Call {
 }
 
 impl Kind {
-    /// Returns `true` if no two calls ask for this with one hold.
+    /// Returns `true` if no two calls make this request for one hold.
     fn is_asked_for_once(self) -> bool {
         matches!(self, Self::Acquire | Self::Release)
     }
 }
 
 impl World {
-    /// A call that has begun then has failed.
+    /// Checks a failed call that began then.
     fn check_failure(&mut self, begun: Duration, failure: &Failure, what: &str) {
-        // A replica may be late in any weather, and some keys of a name may have moved already.
+        // A replica may be late even in a calm world, and some keys of a name may already have
+        // moved.
         if failure.is_shortfall() || failure.code == "TRYAGAIN" {
             return;
         }
@@ -214,7 +215,7 @@ impl World {
     }
 }
 
-/// A client has opened a connection.
+/// Records that a client has opened a connection.
 pub(super) fn check_connections(world: &mut World, process: Process, server: usize) {
     let of_client =
         |link: &&Link| link.process == process && link.server == server && link.socket.is_some();
@@ -228,7 +229,7 @@ pub(super) fn check_connections(world: &mut World, process: Process, server: usi
     }
 }
 
-/// Checks what is left of the pools of a client, when no thread uses it.
+/// Checks the pools of a client that no thread uses any more.
 pub(super) fn check_pools(process: Process, (connections, idle): (u64, u64), masters: usize) {
     with(|world| {
         if connections != idle {

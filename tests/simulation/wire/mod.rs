@@ -1,5 +1,5 @@
-//! The layer below: `net/`, `store/servers` and `store/background` in virtual time, over byte
-//! streams, with a small server that speaks RESP. See `tests/README.md`.
+//! A simulation of the lower layers: `net/`, `store/servers` and `store/background` in virtual
+//! time, over byte streams, with a small server that speaks RESP. See `tests/README.md`.
 
 mod client;
 mod faults;
@@ -32,17 +32,17 @@ use crate::store::hold_id::new_client_id;
 use crate::store::keys::Keys;
 use crate::store::servers::{Servers, parse_seeds};
 
-/// How many seeds are tried if the environment does not say.
+/// How many seeds are tried by default.
 const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
 
-/// Longer than any world lasts.
+/// Longer than any world.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// A subscription that has fallen silent is replaced, and messages arrive again, this long after
 /// the end of all faults.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Where the servers are.
+/// The deployment of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deployment {
     Cluster,
@@ -186,7 +186,8 @@ fn open(
     (store, factory)
 }
 
-/// Ends a client once everything is in order: it works, hears messages, and has lost no connection.
+/// Ends a client once everything is repaired, after checking that it works, receives messages, and
+/// has lost no connection.
 fn conclude(caller: &Caller, random: Random, factory: &ServerFactory) {
     let healed = loop {
         executor::sleep(Duration::from_millis(100));
@@ -278,7 +279,7 @@ fn run_here(seed: u64, tells: bool) -> Result<Tally, Broken> {
     Err(Broken { why, history })
 }
 
-/// Returns how many connections are open when all clients are gone. The thread of a pool, which
+/// Returns how many connections are still open when all clients are gone. A pool's thread, which
 /// runs in real time, may still be closing some.
 fn connections_left() -> usize {
     let begun = Instant::now();
@@ -318,11 +319,11 @@ fn run_worlds(
     result.recv().expect("an outcome")
 }
 
-/// Shows the history of a world that has broken a promise, and fails.
+/// Shows the history of a world that broke a promise, and fails.
 fn fail(seed: u64) -> ! {
     let (_, failed) = run_worlds(seed..=seed, true);
     let Some((_, broken)) = failed else {
-        panic!("seed {seed} has failed, and does not when it is run again")
+        panic!("seed {seed} has failed, but does not when it is run again")
     };
     let variables = format!("LEASEHOLD_SEED={seed}");
     let test = "connections_keep_their_promises_in_simulated_networks";
@@ -368,8 +369,8 @@ fn connections_keep_their_promises_in_simulated_networks() {
     println!("{tally:?} in {took:?}");
 }
 
-/// A request that was posted with others in the queue, or along with the request of a thread, had
-/// its outcome when a thread was done with the connection.
+/// A request that was posted behind others in the queue, or together with a thread's request, got
+/// its outcome only when a thread was done with the connection.
 #[test]
 fn posted_requests_have_their_outcomes_in_time() {
     for seed in [10_005, 15_480] {
@@ -379,7 +380,7 @@ fn posted_requests_have_their_outcomes_in_time() {
     }
 }
 
-/// A job went over the connection of a call whose thread waited for longer than the job may take.
+/// A job used the connection of a call whose thread waited for longer than the job's deadline.
 #[test]
 fn jobs_over_the_connections_of_calls_end_in_their_time() {
     for seed in [10_427, 15_309] {

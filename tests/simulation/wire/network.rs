@@ -1,9 +1,9 @@
 //! The network between clients and servers: its bytes take time, arrive in pieces, and may get lost
 //! along with the connection.
 //!
-//! A connection is a pair of sockets of the system, so that the client polls, reads, writes and
-//! closes as it does elsewhere. What the client has written is taken from the other one after each
-//! turn of a thread, and reaches the server later; what the server sends is written there later.
+//! A connection is a pair of real sockets, so that the client polls, reads, writes and closes as it
+//! does elsewhere. The client's bytes are taken from the other socket after each turn of a thread,
+//! and reach the server later. The server's bytes are written there after a delay, too.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -19,23 +19,23 @@ use crate::simulation::wire::judge::check_connections;
 use crate::simulation::wire::server::{Accepts, Session, receive};
 use crate::simulation::wire::world::{World, now, with};
 
-/// What runs on no client: the servers, the network and the director.
+/// The process of everything but the clients: the servers, the network and the director.
 pub(super) const OUTSIDE: Process = 0;
 
-/// A server takes no more than so many bytes that it has not executed.
+/// A server buffers no more than this many bytes of unexecuted requests.
 const UNREAD_MAX: usize = 32 * 1024;
 
 /// How bytes travel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Weather {
-    /// How long they need at least, and how much longer they may need.
+    /// The shortest travel time, and how much longer it may be.
     pub(super) latency: Duration,
     pub(super) jitter: Duration,
-    /// How many of a thousand writes arrive in pieces, and how many much later.
+    /// How many writes per thousand arrive in pieces, and how many arrive much later.
     pub(super) split: u64,
     pub(super) slow: u64,
-    /// How many of a thousand writes are the last of their connection: it is closed in the middle,
-    /// or nothing passes any more, and neither side is told.
+    /// How many writes per thousand are the last of their connection, which is closed in the middle
+    /// of them, or falls silent without either side being told.
     pub(super) broken: u64,
     pub(super) silent: u64,
 }
@@ -49,14 +49,14 @@ pub(super) struct Link {
     /// When the last bytes arrive at the server, and at the client.
     last_up: Duration,
     last_down: Duration,
-    /// Nothing passes any more.
+    /// It has fallen silent.
     pub(super) is_silent: bool,
-    /// What has arrived at the client's system, and does not fit into its socket.
+    /// Bytes that have arrived at the client's system, but do not fit into its socket.
     delivered: Vec<u8>,
     pub(super) session: Session,
 }
 
-/// Which way bytes go over a link.
+/// The direction of bytes.
 #[derive(Clone, Copy)]
 enum Direction {
     /// From a client to a server.
@@ -64,7 +64,7 @@ enum Direction {
     Down,
 }
 
-/// What happens to a write.
+/// The fate of a write.
 enum Fate {
     Arrives,
     Breaks,
@@ -174,7 +174,8 @@ impl World {
         Ok(client)
     }
 
-    /// Takes what the threads of a process have written, and notices what they have closed.
+    /// Collects the bytes that the threads of a process have written, and notices the connections
+    /// that they have closed.
     pub(super) fn pump(&mut self, process: Process) {
         for number in self.readable(process) {
             self.flush(number);
@@ -207,7 +208,7 @@ impl World {
         }
     }
 
-    /// Returns the connections of a process over which something has come, or which it has closed.
+    /// Returns the connections of a process with new bytes, or closed by it.
     fn readable(&self, process: Process) -> Vec<u64> {
         let of_process = self.links.iter().filter(|(_, link)| link.process == process);
         let open = of_process.filter_map(|(number, link)| Some((*number, link.socket.as_ref()?)));
@@ -270,7 +271,7 @@ impl World {
         }
     }
 
-    /// Lets nothing pass any more, without telling either side.
+    /// Silences a connection, without telling either side.
     pub(super) fn silence(&mut self, number: u64) {
         self.say(|| format!("#{number} falls silent"));
         if let Some(link) = self.links.get_mut(&number) {
@@ -278,11 +279,11 @@ impl World {
         }
     }
 
-    /// Closes a connection once the client has what was sent before.
+    /// Closes a connection once everything sent before has reached the client.
     pub(super) fn close_later(&mut self, number: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let at = link.last_down.max(link.last_up).max(now());
-        // Nothing else is sent.
+        // Nothing more is sent.
         link.is_silent = true;
         at_time(at, move || with(|world| world.close(number)));
     }
@@ -296,8 +297,7 @@ impl World {
         }
     }
 
-    /// Lets the server notice, after all that was sent before, that the client has closed a
-    /// connection.
+    /// Tells the server that the client has closed a connection, after everything sent before.
     fn end_by_client(&mut self, number: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
         link.socket = None;
@@ -308,8 +308,8 @@ impl World {
         });
     }
 
-    /// Returns how many connections no client has closed. Only for the end of a world: what was
-    /// written last is lost.
+    /// Returns how many connections no client has closed. Only for the end of a world, because the
+    /// last bytes are lost.
     pub(super) fn open_links(&mut self) -> usize {
         let sockets = self.links.values_mut().filter_map(|link| link.socket.as_mut());
         let is_open = |socket: &mut UnixStream| loop {
@@ -334,12 +334,12 @@ impl World {
     }
 }
 
-/// Lets something happen at a time of the world.
+/// Schedules an action at a time of the world.
 fn at_time(time: Duration, act: impl FnOnce() + 'static) {
     executor::after(OUTSIDE, time.saturating_sub(now()), act);
 }
 
-/// Some bytes arrive at the server.
+/// Delivers bytes to the server.
 fn arrive(number: u64, piece: &[u8]) {
     with(|world| {
         if let Some(link) = world.links.get_mut(&number) {
@@ -349,7 +349,7 @@ fn arrive(number: u64, piece: &[u8]) {
     });
 }
 
-/// Some bytes arrive at the client.
+/// Delivers bytes to the client.
 fn deliver(number: u64, piece: &[u8]) {
     with(|world| {
         let Some(link) = world.links.get_mut(&number) else { return };

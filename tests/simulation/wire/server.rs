@@ -1,5 +1,5 @@
-//! A small server that speaks RESP: what connections of clients need, and the scripts of a plain
-//! lock. It may also be a node of a cluster, or a sentinel.
+//! A small server that speaks RESP, with the commands that clients' connections need and the
+//! scripts of a plain lock. It may also be a node of a cluster, or a sentinel.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
@@ -15,16 +15,16 @@ use crate::simulation::wire::world::{World, now, with};
 use crate::store::keys::{Keys, SLOTS, slot_of};
 use crate::store::scripts::{ACQUIRE, CHANGE, RELEASE};
 
-/// What happens to a new connection.
+/// The fate of a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accepts {
-    /// It is accepted, and nothing else ever happens.
+    /// It is accepted, but never served.
     Mutely,
     /// It is refused: the server is down.
     Nothing,
-    /// The server says that it has too many, and closes it.
+    /// The server replies that it has too many, and closes it.
     Full,
-    /// It is not even refused.
+    /// It hangs, without even being refused.
     Silence,
     Yes,
 }
@@ -41,9 +41,9 @@ pub(super) struct Server {
     pub(super) address: SocketAddr,
     pub(super) role: Role,
     pub(super) accepts: Accepts,
-    /// It is stopped, and goes on later with what has arrived.
+    /// It is stopped, and later resumes with what has arrived.
     pub(super) is_stopped: bool,
-    /// The error that it replies to each script.
+    /// The error reply to each script.
     pub(super) refusal: Option<&'static str>,
     /// The hashes of the scripts that it knows.
     pub(super) known: BTreeSet<String>,
@@ -51,27 +51,27 @@ pub(super) struct Server {
     pub(super) last_fence: i64,
 }
 
-/// A name, as a server has it.
+/// The state of a name on a server.
 #[derive(Clone, Default)]
 pub(super) struct Lock {
     owner: String,
     until: Duration,
-    /// The clients that wait.
+    /// The waiting clients.
     queue: Vec<String>,
 }
 
-/// What a server knows about a connection.
+/// A server's state of a connection.
 #[derive(Default)]
 pub(super) struct Session {
-    /// What has arrived and was not executed.
+    /// Bytes that have arrived but were not executed.
     pub(super) input: Vec<u8>,
     pub(super) channels: BTreeSet<String>,
     is_asking: bool,
-    /// It waits for replicas, and nothing else is executed.
+    /// It waits for replicas, and executes nothing else.
     is_blocked: bool,
 }
 
-/// What a script does.
+/// The kind of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Acquire,
@@ -109,7 +109,7 @@ impl Server {
     }
 }
 
-/// Takes the first whole request from what has arrived.
+/// Takes the first complete request from the bytes that have arrived.
 fn parse(input: &mut Vec<u8>) -> Option<Vec<String>> {
     let mut at = 0;
     let count = number(input, &mut at, b'*')?;
@@ -117,7 +117,7 @@ fn parse(input: &mut Vec<u8>) -> Option<Vec<String>> {
     for _ in 0..count {
         let len = number(input, &mut at, b'$')?;
         let arg = input.get(at..at + len)?;
-        args.push(String::from_utf8(arg.to_vec()).expect("this world has only text"));
+        args.push(String::from_utf8(arg.to_vec()).expect("arguments in this world are text"));
         at += len + 2;
     }
     if at > input.len() {
@@ -145,7 +145,7 @@ pub(super) fn array(parts: &[&str]) -> String {
     array
 }
 
-/// Executes what has arrived, unless the server is stopped.
+/// Executes the requests that have arrived, unless the server is stopped.
 pub(super) fn receive(world: &mut World, number: u64) {
     loop {
         let Some(link) = world.links.get_mut(&number) else { return };
@@ -234,7 +234,7 @@ fn wait_for_replicas(world: &mut World, number: u64, limit: Duration) -> String 
     String::new()
 }
 
-/// Executes a script, unless the server cannot now.
+/// Executes a script, unless the server is unable to.
 fn script(
     world: &mut World,
     number: u64,
@@ -357,7 +357,7 @@ impl World {
         format!("-MOVED {} {}\r\n", slot_of(key), self.servers[to].address)
     }
 
-    /// Returns what a node of a cluster replies that does not have a key.
+    /// Returns the reply of a cluster node that does not have a key.
     fn redirection(
         &mut self,
         server: usize,
@@ -378,7 +378,7 @@ impl World {
                     // It is still here.
                     return None;
                 }
-                // It moves now at the latest.
+                // The key moves now at the latest.
                 let lock = self.servers[server].locks.remove(key);
                 self.servers[to].locks.extend(lock.map(|lock| (key.to_owned(), lock)));
                 self.servers[to].last_fence =
@@ -396,7 +396,7 @@ impl World {
         let parts = self.owners.len();
         let mut reply = format!("*{parts}\r\n");
         for (part, owner) in self.owners.iter().enumerate() {
-            // The first slot of which `part` returns this.
+            // The first slot for which `part` returns this index.
             let first = (part * SLOTS).div_ceil(parts);
             let last = ((part + 1) * SLOTS).div_ceil(parts) - 1;
             let address = self.servers[*owner].address;

@@ -1,4 +1,4 @@
-//! The state of a world: servers, connections, clients, and what has happened.
+//! The state of a world: servers, connections, clients, and the history.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,55 +24,55 @@ pub(super) struct World {
     pub(super) servers: Vec<Server>,
     /// The server of each part of the slots, if this is a cluster.
     pub(super) owners: Vec<usize>,
-    /// The part that is moving, and where to.
+    /// The part that is moving, and its destination.
     pub(super) moving: Option<(usize, usize)>,
     pub(super) links: BTreeMap<u64, Link>,
     pub(super) next_link: u64,
-    /// How much a client's socket takes, if that is little.
+    /// The capacity of a client's socket, if it is small.
     pub(super) send_buffer: Option<usize>,
-    /// How late a replica may be, and how often of a thousand times it is too late.
+    /// How late a replica may be, and how often per thousand it is too late.
     pub(super) replica_lag: Duration,
     pub(super) replica_fails: u64,
     pub(super) clients: BTreeMap<Process, ClientState>,
     pub(super) pool_size: usize,
     pub(super) connect_timeout: Duration,
-    /// How many names there are.
+    /// The number of names.
     pub(super) names: u64,
-    /// How many threads still call.
+    /// How many threads still make calls.
     pub(super) callers: usize,
     /// How many posted requests have no outcome yet.
     pub(super) posted: usize,
     /// How many clients have been checked in the end.
     pub(super) concluded: usize,
     pub(super) is_over: bool,
-    /// Nothing goes wrong in this world that may fail a call.
+    /// Nothing happens in this world that may make a call fail.
     pub(super) is_calm: bool,
-    /// When everything was in order again.
+    /// When everything had been repaired.
     pub(super) healed: Option<Duration>,
     pub(super) last_fault: Duration,
     /// How long after its deadline a call may return: threads need time to wake up.
     pub(super) slack: Duration,
     pub(super) ledger: Ledger,
     pub(super) tally: Tally,
-    /// What has happened, if that is to be shown.
+    /// The history, if it is wanted.
     history: Option<String>,
     broken: Option<String>,
 }
 
-/// A client, as the world knows it.
+/// The world's view of a client.
 #[derive(Default)]
 pub(super) struct ClientState {
     pub(super) id: Arc<str>,
     /// The holds that its jobs renew.
     pub(super) held: Vec<HoldId>,
-    /// When it has last been told that the lock of a name may be free.
+    /// When it was last notified that the lock of a name may be free.
     pub(super) heard: BTreeMap<String, Duration>,
-    /// Whether it hears everything.
+    /// Whether it receives all messages.
     pub(super) is_complete: bool,
     pub(super) interrupter: Option<Interrupter>,
 }
 
-/// What the worlds have done.
+/// The totals of worlds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) calls: u64,
@@ -118,7 +118,7 @@ impl World {
         Self { random, history, ..Self::default() }
     }
 
-    /// Notes what has happened.
+    /// Adds a line to the history.
     pub(super) fn say(&mut self, what: impl FnOnce() -> String) {
         if let Some(history) = &mut self.history {
             let millis = |since: Duration| now().saturating_sub(since).as_secs_f64() * 1000.0;
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// A promise is broken. Only the first one counts.
+    /// Records a broken promise. Only the first one counts.
     pub(super) fn break_promise(&mut self, why: String) {
         self.say(|| format!("BROKEN: {why}"));
         self.broken.get_or_insert(why);
@@ -139,7 +139,7 @@ impl World {
     }
 }
 
-/// Returns the time of the world.
+/// Returns the world's time.
 pub(super) fn now() -> Duration {
     executor::now().unwrap_or_default()
 }
@@ -156,7 +156,7 @@ pub(super) fn begin(world: World) {
 pub(super) fn end() -> (Tally, Option<String>, String) {
     let world = WORLD.with_borrow_mut(Option::take).unwrap_or_default();
     let World { tally, broken, history, links, clients, .. } = world;
-    // What threads still use that are left behind is not dropped without them.
+    // Data that abandoned threads still use is not dropped before they are.
     std::mem::forget((links, clients));
     (tally, broken, history.unwrap_or_default())
 }
