@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use crate::list::{Change, Mutant, is_script};
 
-/// The variable of the environment that names the mutant of a run.
+/// The environment variable that names the mutant of a run.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_MUTANT";
 
-/// What is copied: all that building the library, the program and their tests needs.
+/// The copied files: everything that the library, the program and their tests need.
 const COPIED: [&str; 11] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -25,10 +25,10 @@ const COPIED: [&str; 11] = [
     "tests",
 ];
 
-/// The packages: their folders, and where the switch is defined.
+/// The folders of the packages, and the file with the switch in each.
 const PACKAGES: [(&str, &str); 2] = [("src/", "src/lib.rs"), ("cli/src/", "cli/src/main.rs")];
 
-/// Where each script passes on its way to a server.
+/// The function through which each script passes on its way to a server.
 const SCRIPTS: (&str, &str) = ("src/store/scripts.rs", "fn code(script: &str) -> String {\n");
 
 /// Files by their paths below the root.
@@ -44,7 +44,7 @@ impl Source {
         Ok(Self(files))
     }
 
-    /// Returns where the changes of each mutant stand.
+    /// Returns the position of each mutant's changes.
     pub(crate) fn find(&self, mutants: &[Mutant]) -> Result<Vec<Vec<Place>>, String> {
         let mut places = Vec::new();
         let mut errors = Vec::new();
@@ -80,7 +80,7 @@ impl Source {
         }
     }
 
-    /// Returns this source with all mutants in it, none of which is switched on.
+    /// Returns this source with all mutants in it, each switched off.
     pub(crate) fn plant(
         mut self,
         mutants: &[Mutant],
@@ -99,12 +99,12 @@ impl Source {
             }
         }
         let mut scripts = String::new();
-        // From the end, so that the places of the others stay right.
+        // From the end, so that the remaining positions stay right.
         for (name, change, Place { file, begin, end }) in planted.into_iter().rev() {
             let mut text = self.text(file)?.to_owned();
             let (old, new) = (text[*begin..*end].to_owned(), change.new.join("\n"));
             if is_script(file) {
-                // Servers know nothing of the switch, so the client sends another script.
+                // Servers do not know the switch, so the client sends another script.
                 text.replace_range(*begin..*end, &new);
                 let mutated = self.text(file)?;
                 writeln!(
@@ -125,11 +125,11 @@ impl Source {
         Ok(self)
     }
 
-    /// Adds what asks for the mutant of this run.
+    /// Adds the function that tells which mutant is switched on.
     fn switch(&mut self, scripts: &str) -> Result<(), String> {
         for (_, root) in PACKAGES {
             let text = self.text(root)?;
-            // A switch has brackets that an expression does not need.
+            // A switch adds brackets that an expression does not need.
             let text = format!(
                 "#![allow(warnings)]\n{text}\n\
                  pub(crate) fn is_mutant(name: &str) -> bool {{\n\
@@ -158,7 +158,7 @@ impl Source {
         str::from_utf8(bytes).map_err(|error| format!("{file}: {error}"))
     }
 
-    /// Writes what has changed since the last time, so that only that is built again.
+    /// Writes only the files that have changed, so that only these are built again.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), String> {
         for (path, bytes) in &self.0 {
             let path = folder.join(path);
@@ -201,7 +201,7 @@ fn read_below(
     Ok(())
 }
 
-/// Where the old text of a change stands.
+/// The position of a change's old text.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) file: String,
@@ -209,7 +209,7 @@ pub(crate) struct Place {
     end: usize,
 }
 
-/// Returns where the functions with this name begin and end. Without a name it is the whole file.
+/// Returns the ranges of the functions with this name. Without a name, the range is the whole file.
 fn functions(file: &str, name: &str) -> Result<Vec<(usize, usize)>, String> {
     if name.is_empty() {
         return Ok(vec![(0, file.len())]);
@@ -220,7 +220,7 @@ fn functions(file: &str, name: &str) -> Result<Vec<(usize, usize)>, String> {
             let line = file[..begin].rfind('\n').map_or(0, |at| at + 1);
             let first = file[line..].lines().next().unwrap_or_default();
             let indent = first.len() - first.trim_start().len();
-            // A function of a trait may have no body, or one of a line.
+            // A function of a trait may have no body, or one on the same line.
             if first.ends_with([';', '}']) {
                 functions.push((begin, line + first.len()));
                 continue;
@@ -233,7 +233,7 @@ fn functions(file: &str, name: &str) -> Result<Vec<(usize, usize)>, String> {
     Ok(functions)
 }
 
-/// Returns where these lines stand, whatever their indentation.
+/// Returns the ranges of these lines, whatever their indentation.
 fn occurrences(text: &str, lines: &[String]) -> Result<Vec<(usize, usize)>, String> {
     let (first, rest) = lines.split_first().ok_or("no old text")?;
     let mut found = Vec::new();

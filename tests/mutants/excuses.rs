@@ -1,5 +1,5 @@
-//! Checks that each reason for which the judge of the simulation lets something pass has a mutant
-//! that it might hide, and that seeds find: the table of `tests/README.md` says which.
+//! Checks that each excuse of the simulation's judge has a mutant that it might hide and that seeds
+//! find, according to the table in `tests/README.md`.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::list::{Mutant, Tests};
 
 /// # Errors
 ///
-/// If a reason has no row in the table, or a row no reason or no such mutant.
+/// Panics if a reason has no row in the table, or a row has no reason or no such mutant.
 pub(crate) fn check(root: &Path, mutants: &[Mutant]) -> Result<(), String> {
     let read = |file: &str| {
         fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))

@@ -1,5 +1,5 @@
-//! The lists of mutants. An entry begins with a comment that says what the mistake is, and ends
-//! with an empty line:
+//! The lists of mutants. An entry begins with a comment that describes the mistake, and ends with
+//! an empty line:
 //!
 //! ```text
 //! # An unlock reports success whatever the server has answered.
@@ -11,13 +11,14 @@
 //! it calls::release
 //! ```
 //!
-//! `in` names a file, or a folder of files that may move, and the function in which the old text
-//! stands exactly once; a script has no function. Old text that ends with `;` or `}` is statements,
-//! any other is an expression; its indentation does not matter. A mistake that takes several
-//! changes has several times `in` with old and new text. `lib`, `it` and `cli` name tests of that
-//! program by parts of their names, one of which must fail. `seeds` says within how many worlds of
-//! the simulation one must fail, too, `connections` the same of simulated connections, and `scene`
-//! names a small world that must. A mutant that survives for a reason has it after `survives`.
+//! `in` names a file, or a folder if the file may move, and the function that has the old text
+//! exactly once; a script has no function. Old text that ends with `;` or `}` consists of
+//! statements; any other is an expression. Its indentation does not matter. A mistake that takes
+//! several changes has several `in`, each with old and new text. `lib`, `it` and `cli` list tests
+//! of that program by parts of their names. One of them must fail. With `seeds`, one of so many
+//! worlds of the simulation must fail as well; with `connections`, one of so many worlds of
+//! connections; and with `scene`, this small world. If a mutant survives for a reason, that follows
+//! `survives`.
 
 use std::fs;
 use std::path::Path;
@@ -89,7 +90,7 @@ fn parse(entry: &str) -> Result<Mutant, String> {
             "in" => {
                 let (within, function) = rest.split_once(' ').unwrap_or((rest, ""));
                 if function.is_empty() != is_script(within) {
-                    return Err(format!("{line:?} needs a function, unless it is of a script"));
+                    return Err(format!("{line:?} needs a function, unless it names a script"));
                 }
                 let (within, function) = (within.to_owned(), function.to_owned());
                 let (old, new) = (Vec::new(), Vec::new());
@@ -128,14 +129,14 @@ fn parse(entry: &str) -> Result<Mutant, String> {
     Ok(mutant)
 }
 
-/// Returns `true` if text can stand in place of other text: a branch with it can be compiled.
+/// Returns `true` if one text can replace the other, so that a branch with it compiles.
 fn is_balanced(lines: &[String]) -> bool {
     let text = lines.concat();
     let brackets = [('(', ')'), ('[', ']'), ('{', '}')];
     brackets.iter().all(|(open, close)| text.matches(*open).count() == text.matches(*close).count())
 }
 
-/// Returns `true` if a file is a script, of which a mutant needs no function.
+/// Returns `true` if a file is a script, whose mutants need no function.
 pub(crate) fn is_script(file: &str) -> bool {
     Path::new(file).extension().is_some_and(|extension| extension == "lua")
 }

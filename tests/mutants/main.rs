@@ -1,12 +1,11 @@
-//! Mutants: mistakes that are planted one at a time, to see whether the tests of their area notice.
+//! Mutants: mistakes that are planted one at a time, to see whether the tests notice them.
 //!
-//! `cargo test --release --test mutants` builds a copy of the source once, in which every mutant of
-//! the lists beside this file is a branch that a variable of the environment switches on, runs the
-//! tests of each, and names those that survive. The source itself has no such switch. Arguments are
+//! `cargo test --release --test mutants` builds a copy of the source once, in which an environment
+//! variable switches on the branch of a mutant of the lists beside this file. It runs the tests of
+//! each mutant, and names those that survive. The source itself has no such switch. Arguments are
 //! the beginnings of names; `--changed COMMIT` takes the mutants of the files that have changed
-//! since, and those of the simulation if that has; `--check` only looks whether the lists fit the
-//! source and the excuses of the simulation, and whether the copy can be compiled, and `--list`
-//! prints them.
+//! since, and those of the simulation if that has; `--check` only checks that the lists fit the
+//! source and the excuses of the simulation, and that the copy compiles; `--list` prints them.
 
 mod copy;
 mod excuses;
@@ -34,7 +33,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let all = list::read_all(&root.join("tests/mutants"))?;
     let source = copy::Source::read(root)?;
-    // Also finds mutants that no longer fit, whichever are chosen.
+    // This also finds mutants that no longer fit, whichever are chosen.
     let places = source.find(&all)?;
     let planted = source.plant(&all, &places)?;
     let chosen = choose(root, &all, &places, arguments)?;
@@ -86,7 +85,7 @@ fn choose<'a>(
         let is_named = names.is_empty() || names.iter().any(|name| mutant.name.starts_with(name));
         let is_touched = changed.as_ref().is_none_or(|files| {
             let has_changed = places.iter().any(|place| files.contains(&place.file));
-            // A change of the simulation may make it blind.
+            // A change of the simulation may make it miss mistakes.
             let is_simulated = mutant.tests.iter().any(Tests::is_simulation);
             let judge_has = files.iter().any(|file| file.starts_with("tests/simulation/"));
             has_changed || is_simulated && judge_has
@@ -96,7 +95,7 @@ fn choose<'a>(
         }
     }
     if chosen.is_empty() && changed.is_none() {
-        return Err(format!("no mutant is called {names:?}"));
+        return Err(format!("no mutant has the name {names:?}"));
     }
     Ok(chosen)
 }

@@ -1,4 +1,4 @@
-//! Builds the copy, runs the tests of each mutant, and says which survive.
+//! Builds the copy, runs the tests of each mutant, and reports the survivors.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -11,23 +11,23 @@ use std::time::{Duration, Instant};
 use crate::copy::VARIABLE;
 use crate::list::{Mutant, Tests};
 
-/// A mutant whose tests take longer hangs them: that is noticed, too.
+/// A mutant whose tests take longer than this has made them hang, which counts as noticed.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// How long a simulation may take, which ends by itself.
+/// How long a simulation may take. It ends by itself.
 const LONGEST_SIMULATION: Duration = Duration::from_secs(1200);
 
-/// How many of twenty must be killed.
+/// How many of twenty mutants must be killed.
 const KILLED_OF_20: usize = 19;
 
-/// After so many failures that do not count no more tests are tried.
+/// No further tests are tried after this many failures that do not count.
 const DOUBTFUL_MAX: usize = 3;
 
 /// Runs the tests of each mutant.
 ///
 /// # Errors
 ///
-/// If the copy cannot be built, or if too many survive.
+/// Panics if the copy cannot be built, or if too many mutants survive.
 pub(crate) fn run(root: &Path, mutants: &[&Mutant]) -> Result<(), String> {
     let mut needed: Vec<_> = mutants.iter().flat_map(|mutant| mutant.tests.clone()).collect();
     needed.sort();
@@ -45,7 +45,7 @@ pub(crate) fn run(root: &Path, mutants: &[&Mutant]) -> Result<(), String> {
         match (killer, &mutant.survives) {
             (Some(killer), None) => println!("{name:40} killed in {took:.1} s by {killer}"),
             (Some(killer), Some(_)) => {
-                println!("{name:40} killed in {took:.1} s, though it has a reason, by {killer}");
+                println!("{name:40} killed in {took:.1} s, although it has a reason, by {killer}");
             }
             (None, Some(reason)) => {
                 println!("{name:40} survives in {took:.1} s: {reason}");
@@ -70,11 +70,11 @@ pub(crate) fn run(root: &Path, mutants: &[&Mutant]) -> Result<(), String> {
     Err(format!("these survive: {survivors:?}, and {expected} for a reason"))
 }
 
-/// Lets the compiler check the copy.
+/// Compiles the copy without running anything.
 ///
 /// # Errors
 ///
-/// If the text of a mutant no longer means anything.
+/// Panics if the text of a mutant no longer compiles.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root.join("target/mutants/source")).args(["check", "--quiet"]);
@@ -88,7 +88,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
 /// The programs of tests.
 struct Programs {
     by_kind: BTreeMap<&'static str, Program>,
-    /// Whether tests pass without a mutant, as far as that is known.
+    /// Whether tests pass without a mutant, as far as known.
     is_sound: BTreeMap<(Tests, Option<String>), bool>,
 }
 
@@ -105,12 +105,12 @@ impl Programs {
         kinds.dedup();
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(&source).args(["test", "--all-features", "--no-run"]);
-        // The simulation is slow without optimization, and with all of it the copy is built for
-        // longer than its tests run.
+        // The simulation is slow without optimization, but with full optimization the build takes
+        // longer than the tests.
         cargo.args(["--config", "profile.dev.package.leasehold.opt-level=1"]);
         cargo.args(["--config", "profile.dev.debug=0"]);
         cargo.arg("--message-format=json-render-diagnostics");
-        // The tests of the source itself are not built again after this.
+        // After this, the tests of the source itself need not be built again.
         cargo.arg("--target-dir").arg(root.join("target/mutants/build"));
         for kind in &kinds {
             match *kind {
@@ -152,8 +152,8 @@ impl Programs {
         if missing.is_empty() { Ok(()) } else { Err(format!("no such tests: {missing:?}")) }
     }
 
-    /// Runs the tests of a mutant. Returns what has noticed it: one of the tests, and all that is
-    /// named of the simulation, so that it does not become blind unseen.
+    /// Runs the tests of a mutant. Returns what has noticed it: one of the tests, and every
+    /// simulation in the list, so that none of these silently stops noticing.
     fn kill(&mut self, mutant: &Mutant) -> Result<Option<String>, String> {
         let (simulated, tests): (Vec<_>, Vec<_>) =
             mutant.tests.iter().partition(|tests| tests.is_simulation());
@@ -196,11 +196,11 @@ impl Programs {
         Ok(None)
     }
 
-    /// Lets the simulation look for a mutant. Returns the world that has failed.
+    /// Runs the simulation to find a mutant. Returns the world that failed.
     fn simulate(&self, mutant: &Mutant, tests: &Tests) -> Result<Option<String>, String> {
         let program = &self.by_kind[tests.program()];
         let Some(world) = program.simulate(tests, Some(&mutant.name))? else { return Ok(None) };
-        // Without the mutant, that world must pass.
+        // The same world must pass without the mutant.
         let is_sound = match tests {
             Tests::Connections(_) | Tests::Seeds(_) => {
                 let mut command = program.command(None);
@@ -216,7 +216,7 @@ impl Programs {
         Ok(is_sound.then_some(world))
     }
 
-    /// Returns `true` if these tests, or that one of them, pass without a mutant.
+    /// Returns `true` if these tests, or the named one of them, pass without a mutant.
     fn is_sound(&mut self, tests: &Tests, test: Option<&str>) -> Result<bool, String> {
         let key = (tests.clone(), test.map(str::to_owned));
         if let Some(known) = self.is_sound.get(&key) {
@@ -234,9 +234,9 @@ impl Programs {
 
 enum Outcome {
     Passed,
-    /// This test has failed.
+    /// This test failed.
     Failed(String),
-    /// The program has not ended as it should.
+    /// The program did not end normally.
     Broken(String),
 }
 
@@ -274,7 +274,7 @@ impl Program {
     ) -> Result<Outcome, String> {
         let mut command = self.command(mutant);
         let (Tests::Lib(filter) | Tests::It(filter) | Tests::Cli(filter)) = tests else {
-            return Err("the simulation has no names of tests".into());
+            return Err("the simulation has no test names".into());
         };
         command.args(filter.split(' '));
         command.args(skipped.iter().flat_map(|name| ["--skip", name]));
@@ -298,7 +298,7 @@ impl Program {
                 is_of.push_str(", with ");
             }
             Tests::Cli(_) | Tests::It(_) | Tests::Lib(_) => {
-                return Err(format!("{tests:?} is no simulation"));
+                return Err(format!("{tests:?} is not a simulation"));
             }
         }
         let end = run_until(command, LONGEST_SIMULATION, |line| {
@@ -313,7 +313,7 @@ impl Program {
                 None
             }
             End::TimedOut => {
-                println!("{tests:?} has no end after {} s", LONGEST_SIMULATION.as_secs());
+                println!("{tests:?} has not ended after {} s", LONGEST_SIMULATION.as_secs());
                 None
             }
         })
@@ -341,10 +341,10 @@ fn run_tests(command: Command) -> Result<Outcome, String> {
     })
 }
 
-/// How a program has ended.
+/// How a program ended.
 enum End {
     Exited(ExitStatus),
-    /// It was stopped, because it had printed what was looked for.
+    /// It was stopped after it had printed the wanted line.
     Found(String),
     TimedOut,
 }
@@ -384,7 +384,7 @@ fn run_until(
     child.wait().map(End::Exited).map_err(|error| error.to_string())
 }
 
-/// Stops a program whose servers and children end with it.
+/// Stops a program. Its servers and children end with it.
 fn stop(child: &mut Child) -> Result<(), String> {
     child.kill().and_then(|()| child.wait()).map(drop).map_err(|error| error.to_string())
 }
@@ -412,7 +412,7 @@ impl Tests {
     }
 }
 
-/// Returns the program of that name from what cargo has printed.
+/// Returns the program of that name from the output of cargo.
 fn executable(messages: &[u8], name: &str) -> Option<PathBuf> {
     for line in String::from_utf8_lossy(messages).lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
