@@ -1,5 +1,5 @@
-//! What a build without a feature refuses, before it connects to a server. With all features there
-//! is nothing to test.
+//! Settings that a build without a feature refuses before it connects to a server. With all
+//! features there is nothing to test.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, a panic at the line that went wrong is the wanted report"

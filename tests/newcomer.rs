@@ -1,6 +1,6 @@
 //! Follows README as a newcomer would, with the package that would be published instead of the
 //! published one. The text is taken from that package, so that it cannot drift from what works.
-//! Also checks the compiler's answer to a newcomer's mistake.
+//! Also checks the compiler's reaction to a newcomer's mistake.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic at the line that went wrong is wanted")]
 
 use std::fs;
@@ -46,7 +46,7 @@ fn the_program_installs_and_runs_as_in_the_readme() {
     let patched = format!("{before}name = \"leasehold\"\n{version}dependencies{rest}");
     fs::write(&lock, patched).unwrap();
     let server = Server::redis();
-    // Without the release profile, which takes much longer to compile.
+    // This avoids the release profile, which takes much longer to compile.
     let here = format!(
         "cargo install --locked --debug --config \"{}\" --path '{}'",
         published(),
@@ -143,7 +143,7 @@ fn unpacked(name: &str) -> PathBuf {
     let name = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
     let unpacked = Path::new(DIR).join(&name);
     fs::remove_dir_all(&unpacked).ok(); // of an earlier run
-    // With new times, because cargo recompiles files that are newer than the last result.
+    // The files get new times, because cargo recompiles those that are newer than the last result.
     let archive = format!("{DIR}/target/package/{name}.crate");
     run(Command::new("tar").args(["-xmzf", &archive, "-C", DIR]));
     unpacked

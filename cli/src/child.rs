@@ -1,5 +1,5 @@
 //! The process of the command, and the signals that this program receives while it waits and while
-//! the command runs. What Unix and Windows do in different ways is in a file for each.
+//! the command runs. Code that differs between Unix and Windows is in a file for each.
 
 use std::io;
 use std::process::Command;
@@ -20,7 +20,7 @@ mod system;
 /// How long a call that a signal ends may take to finish what it has begun.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
-/// What this process has received.
+/// A signal or event that this process has received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Received {
     /// The command may have ended, or stopped.

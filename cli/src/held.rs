@@ -38,7 +38,7 @@ pub(crate) enum Access {
 
 /// # Errors
 ///
-/// If this process was started under a hold of the same name that lasts until it ends.
+/// Fails if this process was started under a hold of the same name that lasts until it ends.
 pub(crate) fn refuse_to_wait_for_itself(
     survey: &Survey,
     signals: &ReceivedSignals,

@@ -46,7 +46,7 @@ const NOT_EXECUTABLE: i32 = 126;
 const NOT_FOUND: i32 = 127;
 const SIGNALLED: i32 = 128;
 
-/// What the system says of too many open files, of this process or of all.
+/// The system's errors for too many open files, in this process or in all.
 #[cfg(unix)]
 const OUT_OF_FILES: [i32; 2] =
     [rustix::io::Errno::MFILE.raw_os_error(), rustix::io::Errno::NFILE.raw_os_error()];
@@ -137,7 +137,7 @@ pub(crate) fn print(output: &str) -> Result<i32, ExitError> {
 
 /// # Errors
 ///
-/// If nothing can read what is written to stdout because it was closed when this process started.
+/// Fails if stdout was closed when this process started, so that nothing can read the output.
 pub(crate) fn require_stdout() -> Result<(), ExitError> {
     match is_stdout_closed() {
         Ok(true) => Err(ExitError::new(SYSTEM, "cannot write to stdout: it is closed")),
@@ -246,9 +246,9 @@ enum Output {
     Text(String),
 }
 
-/// Sends to the thread that writes to stderr. That may be a pipe that no process reads, or a
-/// terminal whose output is stopped, and code that must act must not wait for it. `None` if the
-/// thread cannot be started.
+/// Sends to the thread that writes to stderr. Stderr may be a pipe that no process reads, or a
+/// terminal whose output is stopped, and urgent code must not wait for it. `None` if the thread
+/// cannot be started.
 static STDERR: OnceLock<Option<Sender<Output>>> = OnceLock::new();
 
 fn start_writer() -> Option<Sender<Output>> {

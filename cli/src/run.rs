@@ -89,7 +89,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<i32, ExitError> {
         }
         Ok(Ended::Lease { left }) => {
             let told = child.tell_to_end();
-            // A command that cannot be told has nothing to do with the time.
+            // A command that cannot be signalled has no use for the time.
             let grace = if told.is_ok() { limits.grace(left) } else { Duration::ZERO };
             let is_last =
                 age_limit.is_some_and(|end| Instant::now() + left + limits.lease / 3 >= end);
@@ -133,8 +133,8 @@ fn describe(cause: &LossCause) -> String {
 ///
 /// # Errors
 ///
-/// Only if the lock was lost before, or if a signal is received. A lock that cannot be released
-/// otherwise ends with its lease.
+/// Fails only if the lock was lost before, or if a signal is received. A lock that cannot be
+/// released otherwise ends with its lease.
 fn release(guard: Held, signals: &ReceivedSignals) -> Result<(), ExitError> {
     match signals.unless_received(|| guard.unlock())? {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
@@ -261,7 +261,7 @@ fn supervise(
     let lost = guard.lost();
     let started = after(START_TIME);
     let mut wanted_by_now = never();
-    // What was left when the lease was first seen to be overdue.
+    // The time left when the lease was first seen to be overdue.
     let mut first = None;
     loop {
         let left = guard.remaining();
@@ -308,7 +308,7 @@ fn supervise(
 ///
 /// # Errors
 ///
-/// If what is left has more rights than this process.
+/// Fails if the remaining processes have more rights than this one.
 fn stop(child: &mut Child, signals: &Receiver<Received>, grace: Duration) -> io::Result<()> {
     // `None` is a grace period that never ends.
     let kill_at = Instant::now().checked_add(grace);

@@ -6,7 +6,7 @@ use std::env;
 use clap::error::{ContextKind, ContextValue};
 use leasehold::Ticket;
 
-/// What is shown in place of a word.
+/// The text shown in place of a word.
 const HIDDEN: &str = "***";
 
 /// The schemes that a URL of a server may have.
@@ -59,8 +59,8 @@ pub(crate) fn without_secrets(text: &str) -> String {
     hide_urls(&hide_quoted(text, words))
 }
 
-/// Hides words of the command line that a message quotes: names and labels. Only as a whole do they
-/// show where a password ends, which may contain blanks.
+/// Hides words of the command line that a message quotes: names and labels. Only the whole text
+/// shows where a password ends, which may contain blanks.
 fn hide_quoted(text: &str, words: impl Iterator<Item = String>) -> String {
     let mut text = text.to_owned();
     for word in words.filter(|word| is_url_with_more(word)) {

@@ -417,7 +417,7 @@ fn hold_to_json((report, (held_as, holder)): &Shown<'_>) -> Value {
     })
 }
 
-/// One line per hold, and what the user should know.
+/// One line per hold, and a hint for the user.
 fn describe_holds(done: &str, holds: &[Shown<'_>]) -> String {
     let mut lines = String::new();
     for (report, (held_as, holder)) in holds {
@@ -435,7 +435,7 @@ fn describe_holds(done: &str, holds: &[Shown<'_>]) -> String {
     lines
 }
 
-/// Why no hold is meant.
+/// Why no hold matches.
 fn describe_nothing(unlock: &Unlock, reports: &[NameReport]) -> String {
     let whose = unlock.client.as_ref().or(unlock.label.as_ref());
     match (&unlock.name, whose) {

@@ -188,7 +188,7 @@ fn a_free_name_is_shown_as_free() {
 #[test]
 fn a_deadlock_of_clients_is_shown() {
     let server = Server::redis();
-    // Without looks of their own, neither ever learns of the other.
+    // Without deadlock checks of their own, neither ever learns of the other.
     let never = Client::builder().deadlock_after(None);
     let clients = [(); 2].map(|()| never.clone().open(&server.url()).unwrap());
     let canceller = Canceller::new();

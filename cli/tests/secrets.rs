@@ -140,7 +140,8 @@ fn no_error_shows_a_url_that_was_put_in_a_wrong_place() {
         &["man", url],
         &["held", "a", url],
         &["--url", "http://app:sesame@host.example", "ping"],
-        // Of a query, with another sign in it, without slashes, or split at a blank.
+        // Parts of a query, a URL with another sign in it or without slashes, and one split at a
+        // blank.
         &["unix:///tmp/x?user=app&pass=sesame"],
         &["ping", "redis+sentinel://a,b/m?master_login=app:sesame"],
         &["release", "unix:///tmp/x?pass=sesame"],
@@ -152,7 +153,7 @@ fn no_error_shows_a_url_that_was_put_in_a_wrong_place() {
         &["redis://app:se sesame@h/0"],
         &["redis://app:sesame://x@h/0"],
         &["ping", "redis://app:sesame", "rest@h/0"],
-        // Of a setting that is none.
+        // Something that looks like a setting.
         &["ping", "--url", "redis://h/0?sesame"],
         &["ping", "--url", "unix:///tmp/x?user=app&pass=a&sesame"],
         &["ping", "--url", "unix:///tmp/x?user=app&pass=a&sesame=1"],

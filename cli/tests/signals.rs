@@ -158,7 +158,7 @@ fn the_lock_is_held_until_the_command_has_ended() {
     assert_eq!(running.code(), 6);
 }
 
-/// Prints how often it was told to make way, and ends when it is told to.
+/// Prints how often it was asked to make way, and ends when told to.
 const MAKES_WAY: &str = "n=0; trap 'n=$((n + 1)); echo told $n' USR1; trap 'exit 3' TERM
     echo ready; while :; do sleep 0.02; done";
 
@@ -171,7 +171,7 @@ fn a_command_is_told_once_that_another_client_waits() {
         let wait = |client: Client| scope.spawn(move || drop(client.lock("a").unwrap()));
         let first = wait(client(&server));
         assert_eq!(running.next(), "told 1");
-        // It continues, and is told nothing more, although another client also waits.
+        // It continues, and gets no further signal, although another client also waits.
         let second = wait(client(&server));
         eventually(|| waiting(&server) == 2);
         thread::sleep(Duration::from_millis(300));
@@ -301,7 +301,7 @@ fn a_signal_ends_the_release() {
     assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
 }
 
-/// Waits until a program is about to print its ticket: the hold is nobody's.
+/// Waits until a program is about to print its ticket, when the hold has no owner yet.
 fn wait_for_ticket(server: &Server) {
     eventually(|| server.ask::<Vec<String>>(&["HVALS", "lock:a"]) == [u32::MAX.to_string()]);
 }

@@ -80,7 +80,7 @@ impl Terminal {
     #[track_caller]
     fn numbers<const COUNT: usize>(&self) -> [i32; COUNT] {
         let screen = self.screen.lock().clone();
-        // How long the program waits was erased, if it did.
+        // The line about the wait was erased, if there was one.
         let lines = screen.lines().filter_map(|line| line.rsplit("\u{1b}[K").next());
         let words = lines.flat_map(|line| line.split(|char: char| !char.is_ascii_digit()));
         let numbers: Vec<_> = words.filter_map(|word| word.parse().ok()).collect();
@@ -247,7 +247,7 @@ fn a_key_reaches_the_command_once() {
     terminal.signal(Signal::STOP);
     terminal.press("\u{3}");
     terminal.wait_for("pressed");
-    // The program has received that as well, and forwards what comes after it.
+    // The program has received that as well, and forwards later signals.
     terminal.signal(Signal::CONT);
     terminal.signal(Signal::USR1);
     terminal.wait_for("1 times");

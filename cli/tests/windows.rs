@@ -1,5 +1,5 @@
-//! What the program does in its own way on Windows: the end of the command, keys, exit statuses,
-//! words of the command line, and paths.
+//! The program's own ways on Windows: the end of the command, keys, exit statuses, words of the
+//! command line, and paths.
 
 use std::fs;
 use std::os::windows::process::CommandExt;

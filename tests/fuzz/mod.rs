@@ -1,5 +1,5 @@
-//! Foreign input, nearly right or quite wrong: nothing panics, memory is bounded, and an error is
-//! the right one.
+//! Foreign input, nearly right or quite wrong: nothing panics, memory is bounded, and errors are
+//! the right ones.
 //!
 //! Each case is a valid seed with a few edits. Every input that has once caused a fault becomes a
 //! seed.

@@ -42,7 +42,7 @@ thread_local! {
     static WRITTEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A kind of trouble.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
     /// Connections break at any time.
@@ -134,7 +134,7 @@ impl FakeStream {
                 state.reply.extend(reply.into_bytes());
             }
             if state.reply.is_empty() {
-                assert!(at_once, "no reply is to come");
+                assert!(at_once, "no reply is outstanding");
                 return Err(ErrorKind::WouldBlock.into());
             }
         }

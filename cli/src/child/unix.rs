@@ -47,7 +47,7 @@ use crate::output::{ExitError, not_stopped_by_output, of_signal};
 /// How the command is told to end.
 pub(crate) const TELL: &str = "SIGTERM";
 
-/// How it is ended if that was of no use.
+/// How it is ended if that had no effect.
 pub(crate) const END: &str = "SIGKILL";
 
 /// The argument with which this program starts itself in order to become the command.
@@ -121,7 +121,7 @@ impl Child {
     /// Starts the command. Must be called on the main thread: Linux kills the command when the
     /// thread that started it ends.
     ///
-    /// From now on, what stops this program stops the command too.
+    /// Signals that stop this program now stop the command, too.
     pub(crate) fn start(
         command: &[OsString],
         variables: &[(&str, Option<String>)],
@@ -419,8 +419,8 @@ fn reaches(sent: rustix::io::Result<()>) -> io::Result<bool> {
 }
 
 impl Orphans {
-    /// Makes this process the parent of what a command at a terminal has started and not waited
-    /// for, so that it can be ended with the command, where the system supports this.
+    /// Makes this process the parent of processes that a command at a terminal has started and not
+    /// waited for, so that they can be ended with the command, where the system supports this.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     fn settle(is_alone: bool) -> Self {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -631,7 +631,7 @@ fn has_shell() -> bool {
 ///
 /// # Errors
 ///
-/// If a signal has ended it that this process, too, has received.
+/// Fails if the command was ended by a signal that this process has received, too.
 pub(crate) fn outcome(status: ExitStatus, signals: &ReceivedSignals) -> Result<i32, ExitError> {
     match (status.code(), status.signal()) {
         (Some(code), _) => Ok(code & 0xff),

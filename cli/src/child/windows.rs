@@ -27,7 +27,7 @@ use crate::output::{ExitError, USAGE};
 /// How the command is told to end.
 pub(crate) const TELL: &str = "Ctrl-Break";
 
-/// How it is ended if that was of no use.
+/// How it is ended if that had no effect.
 pub(crate) const END: &str = "its end";
 
 /// The flag with which Windows starts a process that can be sent Ctrl-Break without all others at
@@ -79,8 +79,8 @@ impl Child {
         let mut process = command
             .spawn()
             .map_err(|error| ExitError::of_command(&program.to_string_lossy(), &error))?;
-        // What the command starts before this takes effect ends a little later than the rest, with
-        // this process.
+        // Processes that the command starts before this takes effect end a little later than the
+        // rest, with this process.
         let job = new_job()
             .and_then(|job| job.assign_process(process.as_raw_handle() as isize).map(|()| job));
         let job = match job {
@@ -137,7 +137,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// If there is no way to send it to these processes alone.
+    /// Fails if there is no way to send it to these processes alone.
     pub(crate) fn send(&self, _signal: i32) -> io::Result<()> {
         if !self.ended.is_empty() {
             return Ok(());
@@ -177,7 +177,7 @@ impl Child {
         Ok(!processes.is_empty())
     }
 
-    /// Lets what the command has started go on if the command has ended by itself.
+    /// Lets the processes of the command continue if the command has ended by itself.
     pub(crate) fn clean_up(&self, status: Option<ExitStatus>) {
         if status.is_some() {
             let unlimited = ExtendedLimitInfo::new();
@@ -217,7 +217,7 @@ fn can_have_own_group() -> bool {
 
 /// # Errors
 ///
-/// If an option asks for what this command cannot get.
+/// Fails if an option asks for a signal that this command cannot get.
 pub(crate) fn refuse_what_is_missing(run: &Run) -> Result<(), ExitError> {
     let option = match (run.yield_signal, run.kill_after) {
         _ if can_have_own_group() => return Ok(()),
@@ -247,7 +247,7 @@ pub(crate) fn output_of(script: &str) -> io::Result<Output> {
     shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).output()
 }
 
-/// Parses the name of what Windows has of signals: Ctrl-Break.
+/// Parses the name of the only signal of Windows, Ctrl-Break.
 pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
     match &*word.to_ascii_uppercase() {
         "BREAK" | "CTRL-BREAK" | "SIGBREAK" => Ok(SIGBREAK),

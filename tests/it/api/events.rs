@@ -104,7 +104,7 @@ fn a_release_is_reported_before_the_next_hold(store: &Store) {
     }
 }
 
-/// Who has the lock now is looked up first, while the thread of the lost guard goes on.
+/// The client first finds out who has the lock now, while the thread of the lost guard goes on.
 #[test]
 fn a_loss_is_reported_before_the_next_hold() {
     let (server, recorder) = (MemoryServer::new(), Recorder::default());
@@ -267,7 +267,7 @@ fn nested_levels_are_not_reported(store: &Store) {
     assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"]);
 }
 
-/// The begins and ends of holds that a client has reported: of which lock, and with which token.
+/// The beginnings and ends of holds that a client has reported, by lock and token.
 #[derive(Clone, Default)]
 struct Ledger(Arc<Mutex<Vec<(bool, String, u64)>>>);
 
@@ -293,8 +293,8 @@ impl Ledger {
         (begins, ledger.len() as u64 - begins)
     }
 
-    /// Checks that each hold has begun once, and has then ended once. Readers of the same writes
-    /// have one token, and permits have none: of them, no more may end than have begun.
+    /// Checks that each hold has begun once, and has then ended once. Readers between the same
+    /// writes share a token, and permits have none, so of these no more may end than have begun.
     fn check(&self) {
         let mut open = HashMap::new();
         for (begins, name, fence) in &*self.0.lock() {
@@ -309,8 +309,8 @@ impl Ledger {
     }
 }
 
-/// Threads of two clients, one of which keeps locks, are in each other's way with holds of all
-/// kinds, and an operator ends some of these.
+/// Threads of two clients, one of which keeps locks, contend for holds of all kinds, and an
+/// operator ends some of these.
 fn every_hold_is_reported_to_begin_once_and_to_end_once(store: &Store) {
     const ROUNDS: usize = 8;
     const CALLS: usize = 24;
@@ -331,7 +331,7 @@ fn every_hold_is_reported_to_begin_once_and_to_end_once(store: &Store) {
                 thread.join().unwrap();
             }
         });
-        // So few at a time that none is dropped.
+        // There are so few at a time that none is dropped.
         for (client, ledger) in clients.iter().zip(&ledgers) {
             eventually(SOON, || {
                 let stats = client.stats();
@@ -345,16 +345,16 @@ fn every_hold_is_reported_to_begin_once_and_to_end_once(store: &Store) {
         assert!(ledger.counts().0 > 0);
     }
     let stats = clients.each_ref().map(Client::stats);
-    assert!(stats.iter().any(|stats| stats.lost > 0), "the operator has ended some: {stats:?}");
+    assert!(stats.iter().any(|stats| stats.lost > 0), "the operator ended some: {stats:?}");
     assert!(stats.iter().all(|stats| stats.held == 0), "{stats:?}");
 }
 
-/// Makes one of the calls of the stress, and ends what it brings in one of the ways. It may bring
-/// nothing, because others hold the lock or the machine pauses.
+/// Makes one of the calls of the stress test, and ends its hold in one of the possible ways. There
+/// may be no hold, because others hold the lock or the machine pauses.
 fn hold_one(client: &Client, operator: &Client, dice: usize) {
     let wait = ms(40);
     let pause = || thread::sleep(Duration::from_micros(dice as u64 % 700));
-    // What is lost is told as such.
+    // Losses are reported as losses.
     let end = |guard: Box<dyn AnyGuard>| {
         pause();
         if dice.is_multiple_of(2) { drop(guard.unlock()) } else { drop(guard) }
@@ -455,7 +455,7 @@ fn a_callback_that_panics_stops_nothing(store: &Store) {
 fn a_callback_that_blocks_stops_nothing(store: &Store) {
     let (end, ended) = bounded::<()>(0);
     let client = store.open(patient().lease(LEASE).on_event(move |_| {
-        // Until the end of the test; the time limit turns a deadlock into a failure.
+        // It waits until the end of the test; the time limit turns a deadlock into a failure.
         ended.recv_timeout(2 * SOON).ok();
     }));
     let guard = take(&client, "a");

@@ -19,10 +19,10 @@ const STOREYS: [&[&str]; 8] = [
     &["client"],
 ];
 
-/// What is no part of the storeys: the list of modules and the guide.
+/// The files outside the storeys: the list of modules and the guide.
 const OUTSIDE: [&str; 2] = ["lib", "guide"];
 
-/// The modules of `src`, such as `net/resp`, each with those that it imports from.
+/// The modules of `src`, such as `net/resp`, and those that each imports from.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 fn imports() -> Imports {
@@ -96,7 +96,7 @@ fn add_paths(rest: &mut &str, prefix: &str, found: &mut Vec<String>) {
         *rest = list.trim_start();
         while !rest.starts_with('}') {
             add_paths(rest, prefix, found);
-            // What is left of the part is another name for it.
+            // The rest of this part is an alias.
             *rest = &rest[rest.find([',', '}']).expect("a list has an end")..];
             *rest = rest.trim_start_matches(',').trim_start();
         }
@@ -156,7 +156,8 @@ fn no_file_imports_from_a_higher_storey() {
 #[test]
 fn no_files_import_one_another_in_a_circle() {
     let mut imports = imports();
-    // What imports from none of the others is in no circle, nor is then what imports only from it.
+    // A module that imports from none of the others is in no circle. Nor is one that imports only
+    // from such modules.
     while let Some(leaf) = imports.iter().find(|(_, to)| to.is_empty()) {
         let leaf = leaf.0.clone();
         imports.remove(&leaf);
@@ -168,7 +169,7 @@ fn no_files_import_one_another_in_a_circle() {
     let mut walk = Vec::new();
     while !walk.contains(&next) {
         walk.push(next);
-        next = imports[next].first().expect("what imports from none was removed");
+        next = imports[next].first().expect("modules without imports were removed");
     }
     let start = walk.iter().position(|module| *module == next).unwrap();
     let circle: Vec<_> = walk[start..].iter().chain([&next]).map(|module| file(module)).collect();

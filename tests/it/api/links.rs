@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::guides::{definitions, files_in, read, root};
 
-/// The documentation of a published crate. There is none yet, and a page is also read without it.
+/// The documentation of a published crate. There is none yet, and pages are also read without it.
 const PUBLISHED: [&str; 2] = ["https://docs.rs/leasehold", "https://docs.rs/crate/leasehold"];
 
 /// The pages that are read as files. `links.md` is only for the crate's documentation.
@@ -115,7 +115,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Returns why a link of a page in that folder leads nowhere, if it does.
+/// Returns why a link of a page in that folder is broken, if it is.
 fn fault(folder: &Path, page: &str, target: &str) -> Option<&'static str> {
     if PUBLISHED.iter().any(|site| target.starts_with(site)) {
         return Some("is read in the repository, where this crate may not be published");
@@ -147,7 +147,7 @@ fn fault(folder: &Path, page: &str, target: &str) -> Option<&'static str> {
     (!found).then_some("leads to no heading")
 }
 
-/// Returns the links of a page in that folder that lead nowhere, with their lines.
+/// Returns the broken links of a page in that folder, with their lines.
 fn faults(folder: &Path, page: &str) -> Vec<String> {
     let of = |Link { line, target }| match target {
         Ok(target) => fault(folder, page, &target).map(|why| format!("{line}: {target} {why}")),

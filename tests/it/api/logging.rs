@@ -243,7 +243,7 @@ fn suffer_in_a_child() {
     child::wait_for_parent();
     for _ in 0..2 {
         client.try_lock(name).unwrap_err();
-        // On a server of its own, the lock is free.
+        // On the other server, the lock is free.
         client.try_lock(other).ok();
     }
     let begin = || lines_with(BEGIN);
@@ -256,7 +256,7 @@ fn suffer_in_a_child() {
     assert!(lines_with(END)[0].starts_with("WARN"), "{:?}", lines_with(END));
     let mut has_failed = false;
     throughout(ms(1500), || {
-        // A call that fails on a busy machine begins another outage.
+        // A call that fails on a busy machine starts another outage.
         has_failed |= client.try_lock(name).is_err() || client.try_lock(other).is_err();
         has_failed || begin().len() == 1 && lines_with(END).len() == 1
     });

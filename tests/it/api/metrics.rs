@@ -47,7 +47,7 @@ impl CounterFn for Sum {
     }
 
     fn absolute(&self, _value: u64) {
-        unreachable!("it would not add up");
+        unreachable!("it cannot be summed");
     }
 }
 
@@ -61,7 +61,7 @@ impl GaugeFn for Sum {
     }
 
     fn set(&self, _value: f64) {
-        unreachable!("it would not add up");
+        unreachable!("it cannot be summed");
     }
 }
 
@@ -127,7 +127,7 @@ fn the_numbers_of_clients_reach_the_recorder() {
     let guard = take(&client, "c");
     eventually(SOON, || is("acquires_total result=acquired", 4) && is("lost_total", 1));
 
-    // The numbers of two clients add up, and one that has ended holds nothing.
+    // The numbers of two clients add up, and a client that has ended holds nothing.
     let other = patient().metrics(true).in_memory().unwrap();
     let others = take(&other, "c");
     eventually(SOON, || is("held", 2) && is("acquires_total result=acquired", 5));

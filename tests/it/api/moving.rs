@@ -72,7 +72,7 @@ fn a_release_of_another_library_leaves_a_lock_of_leasehold(server: &Server) {
 }
 
 fn a_string_that_is_deleted_is_noticed_soon(server: &Server) {
-    // With the default pauses.
+    // The pauses are the default ones.
     let client = server.open(Client::builder().prefix("").wait(SOON));
     assert!(set(server, "a"));
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What a client holds and waits for, and in which line of the program that began.
+//! The holds and waits of a client, and the lines of the program where they began.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn here() -> &'static Location<'static> {
     Location::caller()
 }
 
-/// The line before that of the caller.
+/// The line before the caller's.
 #[track_caller]
 fn assert_above(place: &Location<'_>) {
     let here = Location::caller();
@@ -158,8 +158,7 @@ fn no_server_is_asked_for_what_a_client_holds_and_waits_for(server: &Server) {
     assert_eq!(server.settled_evals(), before);
 }
 
-/// Each way to get a hold must report the line of the program that has asked, and not one of this
-/// library.
+/// Each way to get a hold must report the calling line of the program, and not one of this library.
 #[test]
 fn every_call_for_a_lock_knows_its_line() {
     macro_rules! each {

@@ -86,7 +86,7 @@ fn talk_in_a_child() {
 
     let said = SAID.lock().clone();
     for wanted in ["acquired lock", "is lost", "an outage begins", "releasing lock", "wake-ups"] {
-        assert!(said.contains(wanted), "nothing was said of {wanted:?}:\n{said}");
+        assert!(said.contains(wanted), "{wanted:?} is missing in:\n{said}");
     }
     for secret in PASSWORDS {
         assert!(!said.contains(secret), "{secret} in\n{said}");

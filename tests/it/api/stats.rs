@@ -182,9 +182,9 @@ fn a_wake_up_is_counted(server: &Server) {
 }
 
 fn a_missed_wake_up_is_counted(server: &Server) {
-    // A client that waits silently notices within ten seconds what nobody has told it.
+    // A silently waiting client notices within ten seconds a release that no message reported.
     let waiter = server.open(patient().wait(3 * SOON));
-    // No renewal of the holder finds the lock gone, and tells the waiter, before that.
+    // Before that, no renewal of the holder finds the lock gone and notifies the waiter.
     let holder = server.open_for(SHORT, patient().lease(12 * SOON));
     let guard = take(&holder, "a");
     let before = server.evals();
@@ -194,14 +194,14 @@ fn a_missed_wake_up_is_counted(server: &Server) {
         // It tries once more when it listens, and perhaps again when it hears from all channels.
         eventually(SOON, || server.evals() >= before + 2);
         server.settled_evals();
-        // As a client would that knows nothing of messages.
+        // This is what a client without messages would do.
         server.command(&["DEL", &lock_key("a")]);
         waits.join().unwrap().unwrap();
     });
     assert_lost(guard.unlock(), "a");
     assert_eq!(waiter.stats().missed_wakeups, 1);
 
-    // An expired lease is no release. The owner is gone, or it would release what it has lost.
+    // An expired lease is no release. The owner is gone; otherwise it would release the lost lock.
     server.command(&["HSET", &lock_key("b"), "gone:1", "1"]);
     server.command(&["PEXPIRE", &lock_key("b"), "300"]);
     unlock(waiter.lock("b").unwrap());

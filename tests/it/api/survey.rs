@@ -1,4 +1,4 @@
-//! What an operator learns about names and servers, and ends.
+//! What an operator can learn about names and servers, and which holds it can end.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ stores! {
         ended_holds_and_offers_are_not_reported;
 }
 
-/// Answers as a proxy that passes on little but scripts, in words of its own or by closing the
+/// Answers like a proxy that forwards little but scripts, with its own errors or by closing the
 /// connection. Ends with the process.
 fn start_proxy_that_knows_no_question() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -77,7 +77,7 @@ fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
 }
 
 fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
-    // Memory has no other client to look, and a quorum no other kind.
+    // In memory there is no other client to ask, and on a quorum no other kind.
     if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
     }
@@ -179,7 +179,7 @@ fn clients_that_wait_are_reported(store: &Store) {
     let (survey, id) = (holder.survey(), waiter.id().to_owned());
     let guard = holder.rw_lock("a").write().unwrap();
     let waiting = thread::spawn(move || waiter.rw_lock("a").read().map(drop));
-    // It leaves the queue again if it asks once more before it listens.
+    // It leaves the queue again if it asks again before it listens.
     eventually(SOON, || survey.report("a").unwrap().waiting == [&*id]);
     drop(guard);
     waiting.join().unwrap().unwrap();

@@ -157,7 +157,7 @@ fn a_hold_has_a_span_from_acquired_to_released(store: &Store) {
     assert_eq!((&acquire.fields["name"][..], &acquire.fields["fence"]), ("\"a\"", &fence));
     assert!(acquire.fields["waited"].parse::<f64>().is_ok_and(|waited| waited < 10.0));
 
-    // Also on a thread that has no subscriber.
+    // This also holds on a thread without a subscriber.
     let owned = spans.record(|| client.lock_owned("b").unwrap());
     thread::spawn(|| drop(owned)).join().unwrap();
     assert!(spans.named("hold").iter().all(|hold| !hold.is_open()));
@@ -252,7 +252,7 @@ fn a_subscriber_that_blocks_stops_nothing(store: &Store) {
     let (end, ended) = bounded::<()>(0);
     let spans = Spans::with(move |now| {
         if now == "end of hold" {
-            // Until the end of the test; the time limit turns a deadlock into a failure.
+            // It waits until the end of the test; the time limit turns a deadlock into a failure.
             ended.recv_timeout(3 * SOON).ok();
         }
     });

@@ -58,7 +58,7 @@ fn release(guard: Guard, drops: bool) {
 
 #[track_caller]
 fn assert_taken(client: &Client, name: &str) {
-    assert!(client.try_lock(name).unwrap().is_none(), "for this thread too");
+    assert!(client.try_lock(name).unwrap().is_none(), "for this thread as well");
     assert!(client.try_lock_owned(name).unwrap().is_none());
     let holder = client.mutex(name).holder().unwrap().expect("it is taken");
     assert_eq!((holder.depth, &*holder.client), (0, client.id()));
@@ -189,8 +189,7 @@ fn the_outermost_lock_decides_how_long_the_lock_stays_taken(store: &Store) {
     assert_taken(&client, "a");
 }
 
-/// Tries for a lock at a tick of a clock that is late. Returns `true` if this machine should run
-/// the job.
+/// Tries for a lock when a late clock ticks. Returns `true` if this machine should run the job.
 fn runs_the_job(client: &Client, late: Duration) -> bool {
     thread::sleep(late);
     client.mutex("job").hold_at_least(SOON).try_with(|_| ()).unwrap().is_some()
@@ -286,8 +285,8 @@ fn a_shutdown_keeps_a_lock(server: &Server) {
     assert!(other.try_lock("a").unwrap().is_none());
 }
 
-/// The child of the tests below: takes `a`, to stay taken for longer than the tests last, and then
-/// follows its orders.
+/// The child of the tests below: takes `a`, which then stays taken for longer than the tests last,
+/// and follows its orders.
 #[test]
 #[ignore = "a child of the tests of hold_at_least"]
 fn keep_in_a_child() {

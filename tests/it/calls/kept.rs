@@ -101,7 +101,7 @@ fn the_first_lock_can_be_kept(store: &Store) {
     assert_eq!(client.stats().kept, 1);
 }
 
-/// The request for more tokens has the time of one attempt, and so has the whole call.
+/// The request for more tokens may take as long as one attempt, and so may the whole call.
 fn a_kept_lock_at_a_silent_server_stretches_no_wait(server: &Server) {
     let (lease, io) = (ms(9000), ms(3000));
     let client = server.open(patient().lease(lease).io_timeout(io).keep(lease));
@@ -387,7 +387,7 @@ fn clients_that_take_turns_leave_none_waiting(server: &Server) {
 fn locks_that_clients_take_by_turns_are_not_kept(server: &Server) {
     let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
     keep(&keeper, "b");
-    // Keeping the lock would be no use now, unless this test is very slow.
+    // Keeping the lock is pointless now, unless this test is very slow.
     eventually(SOON, || {
         for _ in 0..3 {
             drop(keeper.lock("a").unwrap());
@@ -555,7 +555,7 @@ fn a_kept_lock_that_is_forced_is_free(server: &Server) {
     assert!(operator.mutex("a").force_unlock().unwrap());
     let theirs = operator.lock("a").unwrap();
     assert!(theirs.fence() > last);
-    // Until it is told or asks, the client relies on what it has.
+    // Until it is notified or asks, the client relies on its hold.
     let guard = client.try_lock("a").unwrap();
     assert!(guard.is_none_or(|guard| guard.verify().is_err()));
 }

@@ -1,4 +1,4 @@
-//! Notes: what is shown with a hold, for people.
+//! Notes: texts that are shown with holds, for people.
 
 use std::thread;
 
@@ -60,7 +60,11 @@ fn a_note_is_shown_while_its_hold_lasts_and_for_no_other(store: &Store) {
     assert!(format!("{holder:?}").contains(NOTE), "{holder:?}");
     assert_eq!(notes(&other, "a"), [Some(NOTE.to_owned())]);
     let nested = client.mutex("a").note("another").lock().unwrap();
-    assert_eq!(shown(&other, "a").as_deref(), Some(NOTE), "that with which the hold began");
+    assert_eq!(
+        shown(&other, "a").as_deref(),
+        Some(NOTE),
+        "it is the one with which the hold began"
+    );
     nested.unlock().unwrap();
     guard.unlock().unwrap();
     let guard = take(&other, "a");
@@ -105,7 +109,7 @@ fn threads_with_other_notes_have_holds_of_their_own(store: &Store) {
         drop(guard);
     };
     thread::scope(|scope| {
-        // The second gets tokens for the third, but hands nothing off.
+        // The second gets tokens for the third, but does not hand the lock off.
         for (number, note) in (1..).zip(["second", "third"]) {
             scope.spawn(move || wait(note));
             eventually(LEASE, || client.stats().waiting == number);
@@ -248,8 +252,8 @@ fn a_hold_without_a_note_leaves_no_trace_of_one(server: &Server) {
 fn a_note_that_a_crash_leaves_is_shown_for_no_other_hold(server: &Server) {
     let (client, other) = (server.open(patient()), server.open(patient().note("later")));
     let guard = client.mutex("a").note(NOTE).lock_owned().unwrap();
-    assert!(server.key_pttl(&key("a")) > 0, "it goes by itself");
-    // Without a release, as if its server had forgotten the lock.
+    assert!(server.key_pttl(&key("a")) > 0, "it expires by itself");
+    // There is no release, as if its server had forgotten the lock.
     server.command(&["DEL", "lock:a"]);
     let plain = client.mutex("a").note("").lock_owned().unwrap();
     assert_eq!(shown(&other, "a"), None);

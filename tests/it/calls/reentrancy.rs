@@ -70,7 +70,7 @@ fn a_lock_that_is_not_reentrant_is_held_already(store: &Store) {
     assert_held_already(client.election("a").try_campaign().map(drop));
     assert!(elsewhere(|| client.try_lock_owned("a")).unwrap().is_none());
     assert_eq!(client.mutex("a").reentrant(true).lock().unwrap().depth(), 2);
-    assert!(is_busy(&client, "a"), "another thread waits as ever");
+    assert!(is_busy(&client, "a"), "another thread waits as usual");
     guard.unlock().unwrap();
     take(&client, "a").unlock().unwrap();
 }
@@ -105,9 +105,9 @@ fn a_lock_that_is_not_reentrant_excludes_stolen_work(store: &Store) {
         (most.into_inner(), refused.into_inner())
     };
     let (inside, refused) = most_inside(&client.mutex("a"));
-    assert!(inside > 1 && refused == 0, "{inside} were inside at once");
+    assert!(inside > 1 && refused == 0, "{inside} were inside at the same time");
     let (inside, refused) = most_inside(&client.mutex("a").reentrant(false));
-    assert!(inside == 1 && refused > 0, "{inside} were inside at once");
+    assert!(inside == 1 && refused > 0, "{inside} were inside at the same time");
 }
 
 fn a_clone_of_the_client_nests_too(store: &Store) {

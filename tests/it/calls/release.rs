@@ -181,7 +181,7 @@ fn guards_dropped_all_at_once_leave_nothing(store: &Store) {
         drop(guards);
     }
     let failed = recorder.events().iter().any(|event| event.starts_with("release failed"));
-    assert!(!failed, "the servers are well");
+    assert!(!failed, "the servers are up");
 }
 
 /// Takes locks, drops the guards, and ends at once.
@@ -293,7 +293,7 @@ fn a_drop_does_not_wait_for_the_reply(server: &Server) {
     eventually(SOON, || !server.exists("a"));
 }
 
-/// A request that is sent only after the unlock has its reply would arrive a whole delay later.
+/// A request that was sent only after the reply to the unlock would arrive a whole delay later.
 fn the_next_thread_asks_behind_an_unlock(server: &Server) {
     const DELAY: Duration = ms(1000);
     take(&server.open(patient()), "warm").unlock().unwrap();
@@ -348,7 +348,7 @@ fn a_failed_release_is_not_contention(server: &Server) {
         after(server, fault, is_free);
         after(server, fault, |client| client.lock("a").unwrap().unlock().unwrap());
         after(server, fault, |client| assert!(!client.mutex("a").is_locked().unwrap()));
-        // The sweep finds out.
+        // The sweep notices.
         after(server, fault, |_| {});
     }
 }
@@ -422,7 +422,7 @@ fn the_end_of_a_client_of_a_silent_server_waits_once(server: &Server) {
 }
 
 fn without_shared_writes_a_thread_gets_a_connection_in_its_turn(server: &Server) {
-    // Without shared writes, every request wants that.
+    // Without shared writes, every request wants its own.
     let client = server.open(crowded().without(leasehold::Mechanism::SharedWrites));
     let end = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -443,8 +443,8 @@ fn without_shared_writes_a_thread_gets_a_connection_in_its_turn(server: &Server)
 
 /// The mistakes listed under "Traps" in the crate's documentation, which compile.
 #[test]
-#[allow(clippy::let_underscore_lock, reason = "this is what is tested")]
-#[allow(clippy::let_underscore_must_use, reason = "this is what is tested")]
+#[allow(clippy::let_underscore_lock, reason = "this is under test")]
+#[allow(clippy::let_underscore_must_use, reason = "this is under test")]
 fn an_unnamed_guard_is_released_at_once() {
     let (client, other) = pair();
     let is_free = || other.try_lock("a").unwrap().is_some();

@@ -95,14 +95,14 @@ fn readers_of_a_client_share_a_hold_and_send_no_request(server: &Server) {
     last.unlock().unwrap();
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Released));
     assert!(!server.exists("a") && client.stats().held == 0);
-    // A loss is that of all.
+    // All readers lose the lock together.
     let readers = [(); 2].map(|()| lock.read().unwrap());
     assert_eq!(server.ask::<u32>(&["DEL", "lock:a"]), 1);
     assert!(readers[0].verify().is_err() && !readers[1].is_held());
     for reader in readers {
         assert!(matches!(reader.unlock(), Err(Error::Lost { .. })));
     }
-    // A writer that waits ends the tenure of the readers.
+    // A waiting writer ends the tenure of the readers.
     let reader = lock.read().unwrap();
     thread::scope(|scope| {
         let writer = scope.spawn(|| drop(lock.write().unwrap()));
@@ -652,6 +652,6 @@ fn a_quorum_has_no_read_write_locks() {
     let client = quorum.open(patient());
     let lock = client.rw_lock("a");
     let Err(Error::InvalidInput(why)) = lock.read() else { panic!("it is granted") };
-    assert!(why.starts_with("independent servers"), "the name is not to blame: {why}");
+    assert!(why.starts_with("independent servers"), "the name is not the reason: {why}");
     assert!(matches!(lock.try_write(), Err(Error::InvalidInput(_))));
 }

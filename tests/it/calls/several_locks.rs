@@ -324,7 +324,7 @@ fn a_set_is_verified_renewed_and_released_in_one_round_trip(server: &Server) {
     assert_eq!(server.hashes(), [""; 0]);
 }
 
-/// A client of three servers, each of which is so far away.
+/// A client of three servers, each at this distance.
 fn far_from(quorum: &Quorum, builder: Builder, delay: Duration) -> (Vec<Lag>, Client) {
     let lags: Vec<_> = quorum.servers.iter().map(|server| Lag::before(server, delay)).collect();
     let url = |lag: &Lag| format!("redis://127.0.0.1:{}/", lag.port());
@@ -372,7 +372,7 @@ fn a_set_whose_leases_end_before_it_is_complete_is_an_error() {
     let builder = Client::builder().retry_window(ms(1000));
     let (_lags, client) = far_from(&quorum, builder, ms(80));
     let keeper = quorum.open(patient().keep(ms(25_000)));
-    // A lock that must be recalled is in the way.
+    // A kept lock that must be recalled is in the way.
     let keep_one = || {
         eventually(SOON, || {
             drop(keeper.lock("lock 29").unwrap());

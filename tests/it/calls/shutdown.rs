@@ -39,7 +39,7 @@ stores! {
         a_drop_at_a_silent_server_is_waited_for;
 }
 
-/// Returns `true` if no such lock is left for another client: the one that had it does not ask
+/// Returns `true` if another client finds no such lock, because the one that had it does not ask
 /// about holds that it has ended.
 fn all_free(store: &Store, names: &[&str]) -> bool {
     let other = store.open(patient());
@@ -124,7 +124,7 @@ fn a_running_closure_returns_its_value(store: &Store) {
     assert_eq!(value.unwrap(), (false, 7));
 }
 
-/// Lets threads lock and drop until the client is shut down, and checks what is left.
+/// Runs threads that lock and drop until the client is shut down, and checks the remains.
 fn shut_down_busy_threads(store: &Store, names: usize) {
     const THREADS: usize = 8;
     let recorder = Recorder::default();
@@ -138,7 +138,7 @@ fn shut_down_busy_threads(store: &Store, names: usize) {
                 Ok(guard) => guard,
                 Err(error) => return assert!(matches!(error, Error::Closed), "{error:?}"),
             };
-            // Otherwise there are more events than are kept.
+            // Otherwise there would be more events than fit into the queue.
             thread::sleep(ms(1));
             match rounds.fetch_add(1, Ordering::Relaxed) % 4 {
                 0 => guard.unlock().unwrap(),
@@ -232,7 +232,7 @@ fn many_holds_are_released_together(server: &Server) {
     let before = (server.reads(), server.evals());
     client.shutdown(SOON).unwrap();
     let (reads, scripts) = (server.reads() - before.0, server.evals() - before.1);
-    // The connection is new, its reads include those of replicas and sentinels, and a server takes
+    // The connection is new, the server also counts reads from replicas and sentinels, and it takes
     // 16 KB at a time. Two of the scripts were not known before.
     assert!(reads < 60, "{reads}");
     assert!((104..=110).contains(&scripts), "{scripts}");
@@ -264,7 +264,7 @@ fn other_clients_get_the_locks(server: &Server) {
             client.shutdown(SOON).unwrap();
             there.join().unwrap().unwrap();
             assert_closed(here.join().unwrap());
-            assert_eq!(server.queue("b"), [""; 0], "the client waits no more");
+            assert_eq!(server.queue("b"), [""; 0], "the client no longer waits");
         });
     });
 }
@@ -291,7 +291,7 @@ fn a_lock_that_arrives_after_the_shutdown_ends_with_its_lease(server: &Server) {
     let lease = 3 * IO;
     let (proxy, client) = behind_proxy(server, hasty().lease(lease));
     proxy.delay_request(5 * IO);
-    // A second request may have got it.
+    // A second request may have acquired it.
     drop(client.try_lock("a"));
     client.shutdown(SOON).unwrap();
     drop(client);

@@ -52,7 +52,7 @@ fn owned(client: &Client, name: &str, lease: Duration) -> OwnedGuard {
     client.mutex(name).lease(lease).try_lock_owned().unwrap().expect("it is free")
 }
 
-/// Returns a ticket as it comes out of a queue.
+/// Returns a ticket that has passed through a queue as text.
 fn sent(ticket: &Ticket) -> Ticket {
     ticket.to_string().parse().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Holders that are told when another client waits.
+//! Holders that learn when another client waits.
 
 use std::thread;
 
@@ -105,7 +105,7 @@ fn a_try_lock_does_not_make_a_lock_wanted(server: &Server) {
     assert!(other.try_lock("a").unwrap().is_none());
     assert!(!wanted.wait_timeout(ms(100)));
     drop(guard);
-    // Neither is a request for a lock that may be kept, though it is registered for a moment.
+    // Nor does a request for a lock that may be kept count, though it is registered for a moment.
     let keeper = server.open(sleepy().keep(ms(20_000)));
     drop(take(&keeper, "b"));
     eventually(SOON, || {

@@ -118,7 +118,7 @@ fn make_read_only(server: &Server) {
 }
 
 fn a_server_that_becomes_read_only_is_waited_for(server: &Server) {
-    // However rarely the client asks for a held lock.
+    // This holds however rarely the client asks for a held lock.
     let client = server.open(patient().backoff(ms(30_000), ms(30_000)));
     take(&client, "a").unlock().unwrap();
     make_read_only(server);
@@ -408,7 +408,7 @@ fn an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold(server: &Server)
         let guard = take(&client, "a");
         thread::scope(|scope| {
             let waits = scope.spawn(|| client.lock("a").map(drop));
-            // It waits behind the other thread, which takes no request.
+            // It queues behind the other thread, which takes no request.
             thread::sleep(ms(100));
             proxy.answer_all(reply);
             drop(guard);

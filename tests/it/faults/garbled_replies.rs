@@ -65,7 +65,7 @@ fn threads_that_share_a_connection_read_their_own_replies(server: &Server) {
             let name = format!("lock {worker}");
             let guard = client.lock(&name).unwrap();
             let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{lock:{name}}}")]);
-            assert_eq!(guard.fence(), fence, "of {name} in round {round}");
+            assert_eq!(guard.fence(), fence, "{name}, round {round}");
             assert!(server.hold(&name).0.starts_with(client.id()));
             if guard.unlock().is_err() {
                 // A second fault has hit the repeat: the hold ends in the background.

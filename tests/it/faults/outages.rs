@@ -42,7 +42,7 @@ stores! {
         a_server_that_closes_idle_connections_is_not_noticed;
 }
 
-/// A proxy may do so whose server is away.
+/// A proxy whose server is away may do so.
 #[test]
 fn threads_that_wait_for_many_names_connect_no_more_often_than_a_few() {
     const THREADS: usize = 64;
@@ -95,7 +95,7 @@ fn every_call_to_a_silent_server_ends_in_time(server: &Server) {
     assert_unavailable(|| mutex.holder());
     assert_unavailable(|| mutex.force_unlock());
     assert_unavailable(|| guard.verify());
-    assert!(guard.is_held() && inner.is_held(), "no server has said otherwise");
+    assert!(guard.is_held() && inner.is_held(), "no server has replied that it is gone");
     assert_unavailable(|| inner.unlock());
     assert_unavailable(|| guard.unlock());
 }

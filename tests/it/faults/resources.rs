@@ -251,7 +251,7 @@ fn count_threads(client: Client, before: InUse, own: usize) {
     let threads = || InUse::now().threads - before.threads;
     let guard = take(&client, "a");
     eventually(SOON, || threads() == own);
-    // No use of locks needs more of them.
+    // No use of locks needs more threads.
     for n in 0..50 {
         take(&client, &format!("lock {n}")).unlock().unwrap();
         assert!(is_busy(&client, "a"));

@@ -74,7 +74,7 @@ fn a_silent_server_costs_a_call_no_more_than_promised(server: &Server) {
     assert_within(twice, "is_locked", || assert_unavailable(mutex.is_locked()));
     assert_within(twice, "holder", || assert_unavailable(mutex.holder()));
     assert_within(twice, "force_unlock", || assert_unavailable(mutex.force_unlock()));
-    assert!(guard.is_held(), "no server has said otherwise");
+    assert!(guard.is_held(), "no server has replied that it is gone");
 }
 
 fn a_silent_server_costs_a_drop_one_io_timeout(server: &Server) {
@@ -312,7 +312,7 @@ fn a_drop_that_cannot_hand_off_stretches_no_wait(server: &Server) {
     }
 }
 
-/// Ignores the outcome: only the other thread matters.
+/// Ignores the outcome, because only the other thread matters.
 fn unlock(guard: Guard) {
     guard.unlock().ok();
 }

@@ -62,7 +62,7 @@ fn replicas_that_come_back_in_time_keep_the_hold(servers: &[Server]) {
     recorder.wait_for("renewal failing a");
     assert!(guard.is_held());
     servers[1].cont();
-    // More than a hold would have that was not renewed since.
+    // More than is left to a hold that was not renewed since.
     eventually(SOON, || guard.remaining() > lease * 3 / 4);
     assert_eq!(recorder.count("lost a"), 0);
     guard.unlock().unwrap();

@@ -94,7 +94,7 @@ fn the_loss_reaches_every_watcher(store: &Store) {
             assert_eq!(
                 lost.wait_timeout(Duration::ZERO),
                 Some(HoldEnd::Lost),
-                "however often it looks"
+                "however often it checks"
             );
         }
     }
@@ -106,7 +106,7 @@ fn a_normal_end_is_not_reported_as_a_loss(store: &Store) {
     let lost = guard.lost();
     let inner = take(&client, "a");
     inner.unlock().unwrap();
-    assert_eq!(lost.receiver().try_recv(), Err(TryRecvError::Empty), "the hold goes on");
+    assert_eq!(lost.receiver().try_recv(), Err(TryRecvError::Empty), "the hold continues");
     assert!(!lost.is_lost());
     guard.unlock().unwrap();
     for lost in [lost.clone(), lost.clone(), lost] {

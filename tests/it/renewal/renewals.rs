@@ -178,7 +178,7 @@ fn thousands_of_leases_are_renewed_in_time(server: &Server) {
     let client = server.open(patient().lease(2 * LEASE));
     let guards: Vec<_> = (0..LEASES).map(|n| take(&client, &format!("lock {n}"))).collect();
     throughout(4 * LEASE, || guards.iter().all(Guard::is_held));
-    assert_eq!(server.ask::<usize>(&["DBSIZE"]), 2 * LEASES, "a lock and a fence each");
+    assert_eq!(server.ask::<usize>(&["DBSIZE"]), 2 * LEASES, "each has a lock and a fence");
     let last = guards.last().unwrap();
     assert!(server.pttl(last.name()) > LEASE);
     drop(guards);

@@ -13,8 +13,7 @@ use std::path::Path;
 #[cfg(unix)]
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The environment variable with the address of the process that starts servers, and a word that it
-/// wants to hear.
+/// The environment variable with the address of the process that starts servers, and its password.
 pub(super) const SERVERS: &str = "LEASEHOLD_TEST_SERVERS";
 
 #[cfg(unix)]
@@ -55,7 +54,7 @@ impl Keeper {
         let servers = std::env::var(SERVERS).expect("`.ci/run windows` says who starts servers");
         let count = args.len() + 3;
         let (address, word) = servers.split_once('/').expect("an address and a word");
-        let orders = TcpStream::connect(address).expect("it is listened to");
+        let orders = TcpStream::connect(address).expect("the process listens");
         let mut text = format!("{count}\n{word}\n");
         let args = args.iter().map(OsString::as_os_str);
         for arg in [dir.as_os_str(), binary.as_os_str()].into_iter().chain(args) {
@@ -96,7 +95,8 @@ impl Drop for Keeper {
 }
 
 /// Returns a path for a server, which may run on another system: to one beside wine, `Z:` is the
-/// root. The Windows Subsystem for Linux has other drives below `/mnt`. Any other text stays.
+/// root. In the Windows Subsystem for Linux, other drives are below `/mnt`. Any other text stays as
+/// it is.
 pub(super) fn path_there(text: &str) -> String {
     if cfg!(unix) {
         return text.into();
@@ -131,7 +131,7 @@ pub(super) fn major_version(binary: &Path) -> u32 {
     major.parse().unwrap_or(0)
 }
 
-/// Returns that of the servers that `.ci/run windows` needs.
+/// Returns the version that `.ci/run windows` needs.
 #[cfg(windows)]
 pub(super) fn major_version(_: &Path) -> u32 {
     7

@@ -7,8 +7,8 @@ use leasehold::{AnyGuard, Canceller, Client, Error};
 /// A hold of any kind that may be sent.
 pub(crate) type Hold = dyn AnyGuard + Send + Sync;
 
-/// Something that a thread can ask for. The semaphores have one permit, and the sets two names: the
-/// given one, and one derived from it.
+/// A kind of hold that a thread can ask for. The semaphores have one permit, and the sets two
+/// names: the given one, and one derived from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Owned,
@@ -37,7 +37,7 @@ pub(crate) enum How {
     Waits,
 }
 
-/// Makes the call of one kind: one that waits, or one that tries.
+/// Makes the call of one kind, either a waiting or a trying one.
 macro_rules! ask {
     ($call:ident, $lock:expr, $waits:ident, $tries:ident, $tries_for:ident) => {{
         let mut lock = $lock;

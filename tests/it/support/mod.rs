@@ -55,7 +55,7 @@ pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A builder whose waits end in an error, so that a test fails rather than hangs.
+/// A builder whose waits end with an error, so that a test fails rather than hangs.
 pub(crate) fn patient() -> Builder {
     Client::builder().wait(SOON).backoff(ms(1), ms(50))
 }

@@ -50,7 +50,7 @@ enum Trouble {
     Reject(Vec<u8>),
 }
 
-/// A trouble, and when it occurs.
+/// A disturbance, and when it occurs.
 struct Fault {
     trouble: Trouble,
     /// It happens once, after this many more scripts; with `None` it always happens.
@@ -324,7 +324,7 @@ impl Shared {
         client.shutdown(Shutdown::Both)
     }
 
-    /// Returns the trouble for one request. A one-time trouble is removed.
+    /// Returns the disturbance for one request. A one-time disturbance is removed.
     fn trouble_for(&self, request: &[u8]) -> Option<Trouble> {
         let script = is(request, b"EVAL");
         if let (true, Some(record)) = (script, &mut *self.record.lock()) {

@@ -32,7 +32,7 @@ pub(crate) fn take_in_time(client: &Client) -> Guard {
     guard.expect("there is one now")
 }
 
-/// Checks that at most this many of so many servers have acknowledged a lock.
+/// Checks that at most this many of the required servers have acknowledged a lock.
 #[track_caller]
 pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
     match result.map(drop) {
@@ -49,7 +49,7 @@ pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32))
 #[track_caller]
 pub(crate) fn assert_lost_within(lease: Duration, guard: &Guard, since: Instant) {
     loop {
-        // Before the check: the machine may pause after it.
+        // Taken before the check, because the machine may pause after it.
         let age = since.elapsed();
         if !guard.is_held() {
             break;

@@ -100,8 +100,8 @@ impl Server {
         format!("redis+unix://{}", self.dir.join("socket").display())
     }
 
-    /// Returns an address without TLS, for what a test asks of the server. No client that a test is
-    /// about has it, so that the server's list of clients tells them apart.
+    /// Returns an address without TLS, for a test's own questions to the server. No client under
+    /// test uses it, so the server's list of clients tells them apart.
     pub(crate) fn admin_url(&self) -> String {
         #[cfg(unix)]
         return self.unix_url();

@@ -42,8 +42,8 @@ use super::{Cluster, Quorum, SOON, Watched, eventually, ms, opened};
 /// Separately, `over tls` lists those that also run on Redis with TLS, where the end of a
 /// connection is a message.
 ///
-/// A behaviour that a system cannot have has `#[cfg(unix)]` or the like before its name, too. An
-/// unlisted behaviour is dead code, which is a warning.
+/// A behaviour that some systems lack has `#[cfg(unix)]` or the like before its name. An unlisted
+/// behaviour is dead code, which is a warning.
 macro_rules! stores {
     (over tls: $($behaviour:ident),+ $(,)?;) => {
         #[cfg(feature = "tls")]
@@ -278,7 +278,7 @@ impl Store {
     }
 }
 
-/// The server that has the locks of a behaviour, and how clients reach it.
+/// The server with the locks of a behaviour, and how clients reach it.
 pub(crate) struct Server {
     address: Address,
     master: server::Server,

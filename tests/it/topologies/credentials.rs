@@ -126,7 +126,7 @@ impl Issuer {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// Returns the user's connections by id, and for how many seconds each was idle.
+    /// Returns the user's connections by id, and how many seconds each was idle.
     fn connections(&self, server: &server::Server, kind: &str) -> BTreeMap<u64, u64> {
         let list: String = server.ask(&["CLIENT", "LIST", "TYPE", kind]);
         let field = |line: &str, name: &str| {
@@ -316,7 +316,7 @@ fn a_panic_of_the_callback_is_an_error(server: &Server) {
     let panics = Arc::new(AtomicBool::new(true));
     let callback = panics.clone();
     let builder = patient().lazy(true).credentials(move || {
-        assert!(!callback.load(Ordering::SeqCst), "a panic that the test wants");
+        assert!(!callback.load(Ordering::SeqCst), "an intended panic");
         Ok(Credentials::new("", "ignored"))
     });
     server.set_config("requirepass", "ignored");
@@ -402,7 +402,7 @@ fn refused_credentials_are_asked_for_once_more(server: &Server) {
     let text = everything(result.as_ref().unwrap_err());
     assert!(!text.contains("sesame") && !text.contains("mellon"), "{text}");
     assert_rejected(result, "WRONGPASS");
-    // The clean-up of what was sent over the closed connection may ask too.
+    // The clean-up after requests over the closed connection may ask, too.
     let asked = asked.load(Ordering::SeqCst);
     assert!((4..=6).contains(&asked), "{asked} times");
     assert!(took < SOON / 2, "trying again does not help: {took:?}");

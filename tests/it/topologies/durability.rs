@@ -51,7 +51,7 @@ fn a_lock_waits_for_its_replicas(servers: &[Server]) {
     }
 }
 
-/// Each thread in front has the lock at the master for a while.
+/// Each thread in front holds the lock on the master for a while.
 fn a_shortfall_is_not_contention_for_queued_threads(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     take_in_time(&client).unlock().unwrap();
@@ -98,7 +98,7 @@ fn a_shortfall_is_reported_and_undone(servers: &[Server]) {
     });
     assert_shortfall(client.lock("a"), (1, 2));
     assert_shortfall(client.try_lock_for("a", SOON), (1, 2));
-    assert_shortfall(client.with_lock("a", |_| panic!("not without the lock")), (1, 2));
+    assert_shortfall(client.with_lock("a", |_| panic!("this needs the lock")), (1, 2));
     assert!(!servers[0].exists("a"));
     // One replica is enough for a client that demands one.
     take(&servers[0].open(replicas(1, AMPLE)), "a").unlock().unwrap();

@@ -147,7 +147,7 @@ fn inherited_sockets() -> Vec<String> {
     targets.filter(|(_, target)| target.contains("socket:")).map(|(_, it)| it.to_owned()).collect()
 }
 
-/// Also where a program inherits what it is not told to leave alone.
+/// This also holds where programs inherit handles by default.
 fn a_program_that_is_started_keeps_no_connection_open(server: &Server) {
     let client = Client::open(&format!("{}?client_name=parent", server.url())).unwrap();
     let is_connected = || server.ask::<String>(&["CLIENT", "LIST"]).contains(" name=parent ");
@@ -272,7 +272,7 @@ fn a_refused_client_name_is_not_a_failure(server: &Server) {
     guard.unlock().unwrap();
 }
 
-/// Says the same to every client, until the end of the process.
+/// Sends the same bytes to every client, until the end of the process.
 fn say_to_all(listener: TcpListener, what: &'static [u8]) {
     thread::spawn(move || {
         for client in listener.incoming() {
@@ -343,7 +343,7 @@ fn a_service_that_replaces_the_server_is_reported_at_once(server: &Server) {
     assert_foreign(|| guard.unlock());
 }
 
-/// The phase in which opening a client of that address fails.
+/// The phase in which opening a client for that address fails.
 fn phase_of(url: &str) -> Phase {
     match hasty().open(url).unwrap_err() {
         Error::Unavailable { phase, .. } => phase,

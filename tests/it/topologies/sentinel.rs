@@ -147,7 +147,7 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
 
 fn busy_threads_leave_a_master_that_does_not_know_of_its_demotion(watched: &Watched) {
     for sentinel in &watched.sentinels {
-        // No sentinel tells the old master during the test, except those before version 7.
+        // No sentinel notifies the old master during the test, except those before version 7.
         sentinel.try_command(&["SENTINEL", "DEBUG", "publish-period", "60000"]);
     }
     let old = &watched.servers[0];
@@ -192,7 +192,7 @@ fn a_hold_that_the_new_master_does_not_know_is_lost(watched: &Watched) {
     let guard = take(&client, "a");
     let lost = guard.lost();
     let new = watched.fail_over();
-    // As if the lock had never been replicated.
+    // This looks as if the lock had never been replicated.
     new.command(&["DEL", "lock:a"]);
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(guard.unlock(), "a");
@@ -314,7 +314,7 @@ fn the_first_attempt_skips_a_sentinel_that_is_wrong_or_down(watched: &Watched) {
     let firsts = liars.iter().chain([&ignorant, &dead, &hung]).map(Server::url);
     for first in firsts {
         let others = watched.urls();
-        // Of two, neither is a majority.
+        // Neither of two is a majority.
         for others in [&others[..], &others[..1]] {
             let urls = [slice::from_ref(&first), others].concat();
             let client = try_open(&urls, Client::builder().lazy(true)).unwrap();
@@ -363,7 +363,7 @@ fn count_threads_in_a_child() {
     eventually(SOON, || lasting_threads().is_empty());
 }
 
-/// Returns the names of the library's threads, except that of the short-lived one that now and then
+/// Returns the names of the library's threads, except for the short-lived one that occasionally
 /// opens a connection for the renewer. Until it has a name of its own, it has the renewer's.
 fn lasting_threads() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();

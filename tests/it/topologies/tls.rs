@@ -190,7 +190,7 @@ fn a_refused_certificate_is_explained() {
         let open = || hasty().tls(good.trusted()).open(&wire.tls_url());
         assert_unavailable(open, "the server's certificate is not accepted");
         assert_unavailable(open, reason);
-        assert_eq!(wire.connections(), 2, "no second try of either");
+        assert_eq!(wire.connections(), 2, "neither tries again");
         let waits = hasty().lazy(true).wait(4 * SOON).tls(good.trusted());
         let client = waits.open(&wire.tls_url()).unwrap();
         assert_unavailable(|| client.lock("a"), reason);
@@ -288,7 +288,7 @@ fn a_server_that_becomes_untrusted_is_not_flooded_with_connects() {
     assert_unavailable(|| client.try_lock("a"), "UnknownIssuer");
     assert_unavailable(|| client.lock("a"), "UnknownIssuer");
     let tries = wire.connections() - before;
-    // That of the first call was found broken.
+    // The connection of the first call was found broken.
     assert!(tries <= 3, "{tries} connections");
     server.change_credentials(&authority.certify("localhost"));
     take(&client, "a").unlock().unwrap();

@@ -67,7 +67,7 @@ fn pass_on_wake_ups(servers: &[&server::Server], open: impl Fn() -> Client, name
     }
 }
 
-/// Whatever makes it leave.
+/// This holds whatever makes it leave.
 fn a_waiter_that_leaves_takes_its_registration_with_it(server: &Server) {
     let holder = server.open(patient());
     let waits = |kind: Kind, client: &Client| server.queue("a") == [kind.entry(client)];
@@ -129,11 +129,11 @@ fn assert_served_once_cancelled(
     assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
 }
 
-/// If another thread of the client waits for the same name.
+/// This applies if another thread of the client waits for the same name.
 fn a_waiter_that_leaves_keeps_the_place_of_its_client(server: &Server) {
     let [holder, waiter, behind] = [(); 3].map(|()| server.open(sleepy()));
     for kind in Kind::IN_LINE {
-        // Of its own: a place that the last wait has left may be removed late.
+        // A prefix of its own, because a place left by an earlier wait may be removed late.
         let name = &format!("{kind:?}");
         let held = kind.block(&holder, name);
         let places = [kind.entry(&waiter), kind.entry(&behind)];
@@ -288,7 +288,7 @@ fn waiting_clients_keep_their_places_over_a_restart(server: &Server) {
             drop(held);
             eventually(SOON, || !server.exists("a"));
             assert_eq!(server.queue("a"), places, "{kind:?}");
-            // Each is told: by itself it would ask much later.
+            // Each is notified, because on its own it would ask much later.
             eventually(SOON, || served.lock().len() == places.len());
         });
         let mut served = served.into_inner();
@@ -301,7 +301,7 @@ fn waiting_clients_keep_their_places_over_a_restart(server: &Server) {
     }
 }
 
-/// Tells a child what to wait for.
+/// Tells a child which lock to wait for.
 const KIND: &str = "LEASEHOLD_TEST_KIND";
 
 #[test]

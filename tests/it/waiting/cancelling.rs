@@ -74,7 +74,7 @@ fn cancelling_ends_the_pause_between_attempts_at_several_locks(store: &Store) {
         let call = scope.spawn(move || set.lock().map(drop));
         eventually(SOON, || client.stats().waiting == 1);
         a.unlock().unwrap();
-        // This waits behind the call, which gives the lock back because of the other one.
+        // This one queues behind the call, which gives the lock back because of the other one.
         let _a = take("a");
         eventually(SOON, || client.stats().waiting == 1);
         b.unlock().unwrap();
@@ -195,7 +195,7 @@ fn nothing_delays_the_end_of_a_sleeping_wait(server: &Server) {
 
 /// A busy server is asked again for ten seconds.
 fn nothing_delays_the_end_of_a_call_that_pauses_after_a_failure(server: &Server) {
-    /// Whether a canceller ends the call, and the call, which gets a lock that it holds.
+    /// Whether a canceller ends the call, and the call itself, for a lock that its thread holds.
     type Call = (bool, fn(&Client, &Canceller, OwnedGuard) -> Result<(), Error>);
     let calls: [Call; 8] = [
         (true, |client, canceller, _| client.mutex("b").cancelled_by(canceller).lock().map(drop)),

@@ -1,4 +1,4 @@
-//! Threads that hold locks and wait for each other: that is told if it is so, and only then.
+//! Threads that hold locks and wait for each other. Deadlocks are reported, and nothing else is.
 
 use std::iter;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,10 +32,10 @@ stores! {
         nothing_is_sent_for_calls_that_wait_for_less_or_hold_nothing;
 }
 
-/// After which wait a call looks.
+/// How long a call waits before it looks.
 const AFTER: Duration = ms(100);
 
-/// Longer than a circle takes to be found, and than many a look.
+/// Longer than it takes to find a circle, and longer than many looks.
 const LONG: Duration = ms(700);
 
 fn looking() -> Builder {
@@ -55,7 +55,7 @@ fn name(thread: usize) -> String {
 #[derive(Clone, Debug, PartialEq)]
 struct Circle(Vec<String>, Vec<String>);
 
-/// What a client was told of circles.
+/// The reports of circles to a client.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Circle>>>);
 
@@ -74,8 +74,8 @@ impl Told {
     }
 }
 
-/// Each thread has one of the locks, by its own client, and then calls `wait` with the number of
-/// the thread: the last one only once the others wait.
+/// Each thread holds one of the locks, through its own client, and then calls `wait` with its
+/// number. The last thread does so only once the others wait.
 fn threads_with_locks(clients: &[Client], wait: impl Fn(usize, Guard) + Sync) {
     let all_hold = Barrier::new(clients.len());
     thread::scope(|scope| {
@@ -104,8 +104,8 @@ fn each_client_of_a_circle_reports_it_once(store: &Store) {
         thread::scope(|scope| {
             scope.spawn(|| {
                 eventually(SOON, || told.iter().all(|told| !told.circles().is_empty()));
-                println!("{count} clients: told after {:?}", asked.elapsed());
-                // Each of them looks a few times more.
+                println!("{count} clients: reported after {:?}", asked.elapsed());
+                // Each of them looks a few more times.
                 thread::sleep(AFTER * 8);
                 canceller.cancel();
             });
@@ -179,7 +179,7 @@ fn one_call_of_a_deadlock_fails_and_the_others_go_on(store: &Store) {
                     assert_eq!(thread, count - 1, "the last one that began to wait");
                     assert_eq!((names.len(), ids.len()), (count, count));
                     assert_eq!((&*names[0], &*ids[0]), (&*name(0), clients[thread].id()));
-                    // What it has it keeps.
+                    // It keeps its locks.
                     guard.verify().unwrap();
                     failed.fetch_add(1, Ordering::SeqCst);
                 }
@@ -233,7 +233,7 @@ fn a_deadlock_with_a_set_is_reported_once(store: &Store) {
                 set.map(|guard| guard.is_some())
             });
             waits(2);
-            // It has looked while it waited for the free one.
+            // It looked while it waited for the lock that has become free.
             thread::sleep(AFTER * 2);
             drop(free);
             [single, set].map(|thread| thread.join().unwrap())
@@ -243,7 +243,7 @@ fn a_deadlock_with_a_set_is_reported_once(store: &Store) {
             Err(Error::Deadlock { .. }) => assert!(fails),
             set => assert!(!fails && matches!(set, Ok(false)), "{set:?}"),
         }
-        // The event is told by another thread.
+        // Another thread delivers the event.
         eventually(SOON, || !told.circles().is_empty());
         assert_eq!((told.circles().len(), client.stats().deadlocks), (1, 1));
     }
@@ -257,7 +257,8 @@ fn no_deadlock_is_reported_that_resolves_by_itself(store: &Store) {
         if thread < 2 {
             drop(soon(|| clients[thread].lock(&name(thread + 1))).unwrap());
         } else {
-            // Waits for a lock of the chain again and again, but never for long, and then ends it.
+            // Repeatedly waits for a lock of the chain, but never for long, and then ends the
+            // chain.
             let end = Instant::now() + LONG;
             while Instant::now() < end {
                 let short = clients[thread].try_lock_for(&name(0), AFTER / 4);
@@ -284,12 +285,12 @@ fn holds_that_any_thread_can_release_make_no_deadlock(store: &Store) {
         });
         scope.spawn(move || {
             guards.send(second.lock_owned("b").unwrap()).unwrap();
-            // With this it looks.
+            // With this setting it looks.
             let _own = take(second, "c");
             all_hold.wait();
             drop(soon(|| second.lock("a")).unwrap());
         });
-        // It is another thread that has the guard.
+        // Another thread has the guard.
         eventually(SOON, || clients.iter().all(|client| client.stats().contended == 1));
         throughout(LONG, || clients.iter().all(|client| client.stats().deadlocks == 0));
         drop(others.recv().unwrap());

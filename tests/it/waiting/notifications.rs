@@ -62,7 +62,7 @@ fn a_release_while_subscribing_is_not_missed(server: &Server) {
         let proxy = Proxy::before(server);
         let waiter = sleepy().open(&proxy.url()).unwrap();
         proxy.delay_subscriptions(delay);
-        // Released before the server knows of the subscription.
+        // The lock is released before the server knows of the subscription.
         while_waiting(&holder, &waiter, "a", || {
             eventually(SOON, || server.queue("a") == [waiter.id()]);
         });
@@ -99,7 +99,7 @@ fn subscriptions(server: &Server) -> Vec<String> {
 }
 
 fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server) {
-    // In one script, so that the server sends none before the last one is published.
+    // They are in one script, so that the server sends none before the last one is published.
     const MANY: &str = "for n = 1, 200 do \
                             redis.call('publish', ARGV[1], n .. string.rep('x', 10000)) \
                         end";
@@ -113,7 +113,7 @@ fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server)
     });
 }
 
-/// Messages without meaning, or harmful ones if they were trusted.
+/// Messages that make no sense, or would do harm if they were trusted.
 const STRANGE: [&[u8]; 16] = [
     b"",
     b"\0",
@@ -190,14 +190,14 @@ fn messages_that_no_thread_waits_for_delay_no_wake_up(server: &Server) {
             let waits = scope.spawn(|| waiter.lock("a").map(unlock));
             eventually(SOON, || self::waits(server, &waiter, "a"));
             let before = server.evals();
-            // In one script, so that all of them are there before the one that counts.
+            // They are in one script, so that all of them arrive before the one that counts.
             server.command(&["EVAL", STRAY_AND_REAL, "0", &channel(&waiter), &STRAY.to_string()]);
             waits.join().unwrap().unwrap();
             drop(lost);
             server.evals() - before < STRAY / 2
         })
     });
-    assert!(comes_first, "they are passed on first");
+    assert!(comes_first, "they are delivered first");
 }
 
 /// Frees the lock "a", and tells the client after this many messages that no thread waits for.

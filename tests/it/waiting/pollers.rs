@@ -1,4 +1,4 @@
-//! Locks shared with programs that poll for them: `SET NX PX`, and again after a pause.
+//! Locks shared with programs that poll for them, with `SET NX PX` and pauses.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -33,8 +33,8 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Lets all contend for a lock until it was held that many times, and returns the share of the
-    /// pollers.
+    /// Runs all contenders for a lock until it was held that many times, and returns the pollers'
+    /// share.
     fn share_of_pollers(&self, nodes: &[&Node], clients: &[Client], turns: u32) -> f64 {
         let [ours, theirs] = [AtomicU32::new(0), AtomicU32::new(0)];
         let goes_on = || ours.load(Ordering::SeqCst) + theirs.load(Ordering::SeqCst) < turns;
@@ -113,7 +113,7 @@ fn pollers_and_clients_both_get_their_share(server: &Server) {
     let clients = [(); 2].map(|()| server.open(patient().pollers(true)));
     let crowd = Crowd { pollers: 2, pause: ms(5), threads: 2, hold: ms(1) };
     let share = crowd.share_of_pollers(&[server], &clients, 400);
-    // By threads, a third of the turns are theirs.
+    // Their share would be a third if every thread counted the same.
     assert!((0.1..0.85).contains(&share), "{share}");
 }
 
@@ -146,7 +146,7 @@ fn the_clients_turn_ends_with_a_free_lock(server: &Server) {
             set_turn(server, "ours", seconds_left);
             let before: String = server.ask(&["GET", TURN]);
             guard.unlock().unwrap();
-            // In the end it gets the lock in any case, and it is the turn of the clients.
+            // In the end it gets the lock in any case, and then it is the clients' turn.
             let guard = waits.join().unwrap();
             let after: String = server.ask(&["GET", TURN]);
             assert!(after.starts_with("ours "), "{after}");

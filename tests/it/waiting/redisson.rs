@@ -102,7 +102,7 @@ fn a_waiting_client_and_redisson_take_turns_at_random(server: &Server) {
     let (holder, waiter) = (server.open(builder()), server.open(builder()));
     let _subscription = Redisson::new(server, "a").listen(server);
     let mut turns = HashSet::new();
-    // In one of 2^63 runs, the turn always falls to the same one.
+    // In one run in 2^63, the turn always falls to the same one.
     for _ in 0..64 {
         let guard = holder.lock("a").unwrap();
         thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn redisson_gets_a_share_of_the_turns(server: &Server) {
                     ours.fetch_add(1, Ordering::SeqCst);
                     guard.unlock().unwrap();
                 }
-                // The last waiter is told.
+                // The last waiter is notified.
                 publish_end(server, &Redisson::new(server, "a"));
             });
         }
@@ -192,8 +192,8 @@ fn clients_that_wait_are_not_taken_for_redisson(server: &Server) {
     );
 }
 
-/// Makes Redisson hold the lock, and unlock it when `body` returns. A thread of `waiter` that waits
-/// meanwhile must get it soon afterwards.
+/// Makes Redisson hold the lock, and unlock it when `body` returns. A waiting thread of `waiter`
+/// must get it soon afterwards.
 fn until_unlocked(
     node: &Node,
     waiter: &Client,

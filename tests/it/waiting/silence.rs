@@ -1,4 +1,4 @@
-//! Clients that wait and are heard ask only now and then.
+//! Waiting clients that receive messages rarely ask.
 
 use std::thread;
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn settle(server: &server::Server) {
     });
 }
 
-/// Returns how many commands a server has executed, but for those of the tests.
+/// Returns how many commands a server has executed, apart from those of the tests.
 fn commands(server: &server::Server) -> u64 {
     let stats: String = server.ask(&["INFO", "commandstats"]);
     let lines = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));
@@ -50,7 +50,7 @@ fn commands(server: &server::Server) -> u64 {
     calls.sum()
 }
 
-/// Checks what clients cost that only wait for something of a kind: in ten seconds.
+/// Checks the cost, in ten seconds, of clients that only wait for a kind of lock.
 fn wait_silently(servers: &[&server::Server], clients: &[Client], holder: &Client, kind: Kind) {
     const TIME: Duration = ms(10_000);
     let hold = kind.block(holder, "a");
@@ -70,7 +70,7 @@ fn wait_silently(servers: &[&server::Server], clients: &[Client], holder: &Clien
         let (scripts, commands) = (scripts - before.0, commands - before.1);
         let count = u64::try_from(clients.len() * servers.len()).unwrap();
         println!("{kind:?}: {scripts} scripts and {commands} commands of {count} clients");
-        // Both bounds hold on average: what one of them does twice another one does not yet.
+        // Both bounds hold on average: while one of them asks twice, another has not yet asked.
         assert!(scripts <= 2 * count, "{kind:?}: {scripts} scripts of {count} clients");
         assert!(commands <= 10 * count, "{kind:?}: {commands} commands of {count} clients");
         drop(hold);
@@ -107,7 +107,7 @@ fn a_release_is_noticed_at_once(store: &Store) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || store.listens(&waiter));
-        // By now it relies on being told.
+        // By now it relies on messages.
         thread::sleep(ms(2500));
         let ((), took) = timed(|| {
             unlock(guard);
@@ -188,8 +188,7 @@ fn a_client_that_is_cut_off_from_its_messages_is_not_silent_for_long() {
         unlock(guard);
         let (result, took) = timed(|| waits.join().unwrap());
         result.unwrap();
-        // It asks for a sign of life after five seconds, and waits for that for as long as for any
-        // reply.
+        // It sends a PING after five seconds, and waits for the reply for as long as for any other.
         assert!(took < ms(8_500), "{took:?}");
     });
 }

@@ -226,5 +226,5 @@ fn terms_are_never_handed_off(store: &Store) {
         Box::new(term),
     ];
     in_turn(&client, all.into());
-    assert_eq!(client.stats().handoffs, 1, "from the one plain hold to the other");
+    assert_eq!(client.stats().handoffs, 1, "from one plain hold to the other");
 }

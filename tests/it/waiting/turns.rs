@@ -180,7 +180,7 @@ fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn(
     let mut begins: Vec<_> = turns.iter().flatten().map(|turn| turn.begin).collect();
     begins.sort();
     let pauses = begins.windows(2).filter(|pair| pair[1] - pair[0] >= ms(150)).count();
-    // With an offer to the stopped client in each round, there would be one after every second
+    // If the stopped client got an offer in each round, there would be a pause after every second
     // turn.
     assert!(pauses < TURNS / 4, "{pauses} pauses in {TURNS} turns");
     stopped.cont();
@@ -188,7 +188,7 @@ fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn(
     stopped.finish();
 }
 
-/// Even if it would make no attempt by itself for a long time.
+/// This holds even if it would make no attempt by itself for a long time.
 #[cfg(unix)]
 fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));

@@ -147,8 +147,8 @@ fn a_panic_of_the_holder_hands_the_lock_off(store: &Store) {
     });
 }
 
-/// Keeps trying for the lock "a" until a waiting thread gets it, for which `free` frees it. No hold
-/// of the threads that only try may come first.
+/// Keeps trying for the lock "a" until a waiting thread gets it, after `free` has freed it. No
+/// thread that only tries may get a hold first.
 fn assert_no_try_overtakes(client: &Client, free: impl FnOnce()) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| {
@@ -169,7 +169,7 @@ fn assert_no_try_overtakes(client: &Client, free: impl FnOnce()) {
         free();
         let (tried, waited) = tries.join().unwrap();
         let earlier = tried.iter().filter(|fence| **fence < waited).count();
-        assert_eq!(earlier, 0, "holds before that of the thread that waits");
+        assert_eq!(earlier, 0, "holds before the waiting thread's");
     });
 }
 

@@ -109,8 +109,8 @@ fn waits_that_end_early_leave_nothing(server: &Server) {
 }
 
 /// Keeps killing the wake-up connections of a client while it waits for a lock. The client makes no
-/// attempt by itself, and its pauses are long, but it must still get the lock when that is
-/// released. The first of the servers has the lock.
+/// attempt by itself, and its pauses are long, but it must still get the lock when it is released.
+/// The first of the servers has the lock.
 fn reopen_after_kills(servers: &[&server::Server], clients: [Client; 2], name: &str) {
     let [holder, waiter] = clients;
     let guard = take(&holder, name);

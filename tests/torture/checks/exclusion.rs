@@ -1,4 +1,4 @@
-//! The model of exclusion finds violations, and nothing else.
+//! The model of exclusion finds violations, without false alarms.
 
 use crate::harness::check::Loss;
 use crate::harness::check::exclusion::Exclusion;
@@ -89,7 +89,7 @@ fn lost_data_excuses_nothing_else() {
     let before_both = wipe(800, 900);
     let after_both = wipe(1501, 1600);
     assert_eq!(violations(OVERLAP, &[before_both, after_both]).len(), 1);
-    // The first hold does not end, although the second was not long.
+    // The first hold does not end, although the second one was short.
     let kept = OVERLAP.replace("1900", "2201").replace("2400", "1600");
     assert_eq!(violations(&kept, &[wipe(1100, 1200)]).len(), 1);
     assert!(violations(&kept, &[failover(1005, 1200)]).is_empty());
@@ -206,7 +206,7 @@ fn as_many_permits_as_there_are_may_be_held() {
     assert!(violations(&PERMITTED.replacen("1900", "1050", 1), &[]).is_empty());
     let released = PERMITTED.replace("1040 3", "1035 2 > unlock 0 1\n1036 2 < unknown\n1040 3");
     assert!(violations(&released, &[]).is_empty());
-    // A hold that was over when the thread got it does not count.
+    // A hold that was already over when the thread got it does not count.
     assert!(violations(&PERMITTED.replacen("1900", "0", 1), &[]).is_empty());
 }
 

@@ -109,11 +109,13 @@ fn a_reader_with_a_fence_of_no_writer_is_found() {
     assert!(violations(&(both.clone() + killed)).is_empty());
     let late = "\n22 4 > lock 0 1\n1022 4 < busy";
     assert!(violations(&(both.clone() + late)).is_empty());
-    // Not one that learned in time that it has none, nor a later one, nor one of another lock.
+    // This excludes a writer that learned in time that it has none, a later one, and one of another
+    // lock.
     for other in ["22 4 > lock 0 1\n23 4 < busy", "42 4 > lock 0 1", "22 4 > lock 1 1"] {
         assert_eq!(violations(&format!("{both}\n{other}")).len(), 2, "{other}");
     }
-    // Nor if a fault, and what it may have delayed, came between the last writer and the reader.
+    // The same goes for a fault, and requests that it may have delayed, between the last writer and
+    // the reader.
     let fault = |start, end| Span { start, end };
     assert!(violations_with(&both, &[], &[fault(22, 23)]).is_empty());
     assert!(violations_with(&both, &[], &[fault(5, 6)]).is_empty());

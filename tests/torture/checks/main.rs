@@ -1,8 +1,8 @@
-//! Unit tests of the torture harness: its models find broken promises, and nothing else.
+//! Unit tests of the torture harness: its models find broken promises, without false alarms.
 //!
 //! They are a target of their own, because the harness is a main program in which no `#[test]`
 //! runs.
-#![allow(dead_code, reason = "what the tests do not need is used by the main program")]
+#![allow(dead_code, reason = "the main program uses the rest")]
 
 mod exclusion;
 mod fences;

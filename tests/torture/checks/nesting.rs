@@ -1,4 +1,4 @@
-//! The model of nesting finds holds that begin, nest or end in the wrong way.
+//! The model of nesting finds holds that begin, nest or end wrongly.
 
 use crate::harness::check::nesting::Nesting;
 use crate::history::show;

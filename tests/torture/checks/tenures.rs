@@ -46,7 +46,7 @@ fn lost_data_excuses_holds_of_a_tenure_from_before() {
     assert_eq!(violations(&lost, (1000, 1050)), (0, 0));
 }
 
-/// The second hold is of a tenure that a call for several locks has begun and given back. By the
+/// The second hold is in a tenure that a call for several locks began and gave back. By the
 /// servers' clock, its token was given at 950 or at 1250.
 #[test]
 fn lost_data_excuses_holds_of_a_tenure_that_no_hold_shows() {

@@ -7,7 +7,7 @@ use leasehold::{Client, Error, Guard, Permit, ReadGuard, WriteGuard};
 
 use crate::harness::history::Action;
 
-/// How many may hold a semaphore at a time.
+/// The number of permits of a semaphore.
 pub(crate) const PERMITS: u32 = 3;
 
 /// The kind of a name.
@@ -61,7 +61,7 @@ impl HoldKind {
 /// How long a call waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wait {
-    /// As long as the client's calls do.
+    /// For as long as the client's calls do.
     Default,
     For(Duration),
     No,
@@ -126,7 +126,7 @@ impl AnyGuard {
         if let Self::Lock(guard) = self { guard.depth() } else { 1 }
     }
 
-    /// Returns how long it is sure to be held; `None` if it is not.
+    /// Returns how long it is certainly held; `None` if it is not.
     pub(crate) fn left(&self) -> Option<Duration> {
         let (is_held, left) = match self {
             Self::Lock(guard) => (guard.is_held(), guard.remaining()),

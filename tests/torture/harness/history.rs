@@ -98,7 +98,7 @@ pub(crate) enum Outcome {
     Busy,
     /// Unlocked, or written.
     Done,
-    /// Released by a drop, which does not tell whether it was still held.
+    /// Released by a drop, which does not report whether it was still held.
     Dropped,
     /// Neither held nor reported as lost.
     Free,

@@ -83,7 +83,7 @@ impl Locks {
 pub(crate) fn open(options: &Options, role: &Role) -> std::result::Result<Client, Error> {
     let builder = Client::builder().lease(options.lease).wait(options.lease * 5);
     let mut builder = builder.keep(options.keep).durability(options.durability);
-    // So long that most faults hit a client within a tenure.
+    // Long enough that most faults hit a client within a tenure.
     if role.number.is_multiple_of(2) {
         builder = builder.tenure(options.lease / 3);
     }

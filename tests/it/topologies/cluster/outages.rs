@@ -77,7 +77,7 @@ fn a_hung_node_delays_no_wake_up_of_another() {
             .arg(lock_key(&theirs))
             .exec(&mut hung)
             .unwrap();
-        // Until the wake-up has arrived, and nothing else has.
+        // Wait until the wake-up, and nothing else, has arrived.
         thread::sleep(ms(300));
         let (result, took) = timed(|| {
             drop(guard);
@@ -229,7 +229,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     replica.cont();
     let lost = guard.lost();
     let found = lost.wait_timeout(3 * SOON);
-    assert_eq!(found, Some(HoldEnd::Lost), "the renewal finds out, long before the lease ends");
+    assert_eq!(found, Some(HoldEnd::Lost), "the renewal notices, long before the lease ends");
     assert!(!guard.is_held());
     assert_lost(guard.unlock(), &name);
     take(&client, &name).unlock().unwrap();

@@ -38,7 +38,8 @@ impl<'cluster> Pair<'cluster> {
         Self { cluster, holder: cluster.open(sleepy()), waiter: cluster.open(sleepy()) }
     }
 
-    /// Makes the waiter get what the holder has. `Builder::wait` fails it if it is not woken.
+    /// Passes the lock from the holder to the waiter. `Builder::wait` makes it fail if it is not
+    /// woken.
     fn wake<H>(&self, home: &Server, name: &str, lock: impl Fn(&Client) -> H + Sync) {
         let held = lock(&self.holder);
         thread::scope(|scope| {
@@ -152,7 +153,7 @@ fn wake_ups_follow_slots_that_move(cluster: &Cluster) {
         pair.wake_by_lock(&there);
         published(cluster) == before
     });
-    // The first one of the new master has stayed beside that of its new lowest slot.
+    // The first channel of the new master has stayed, beside that of its new lowest slot.
     assert_eq!(shards(away.to, &pair.waiter).len(), 2);
     assert_eq!(shards(away.from, &pair.waiter).len(), 1);
 }

@@ -111,7 +111,7 @@ fn a_lock_with_half_of_its_keys_moved_is_waited_for() {
     let cluster = Cluster::of_three();
     let client = cluster.open(patient());
     let away = cluster.move_away("a");
-    // Leaves its fence behind.
+    // This leaves its fence behind.
     take(&client, "a").unlock().unwrap();
     away.begin();
     let impatient = cluster.open(patient().retry_window(ms(200)));
@@ -182,7 +182,7 @@ fn every_kind_of_hold_lasts_while_its_slot_moves_and_ends_there() {
     drop(other.downgrade().unwrap());
     assert!(client.mutex(forced).force_unlock().unwrap());
     assert!(!ended.is_held() || ended.verify().is_err());
-    // The last one is released by a drop, which nobody waits for.
+    // The last one is released by a drop, whose reply no thread waits for.
     recorder.wait_for(&format!("released {downgraded}"));
     for node in cluster.nodes() {
         let left = node.keys();

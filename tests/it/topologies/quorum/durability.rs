@@ -161,7 +161,7 @@ fn a_shortfall_of_a_majority_is_reported_and_undone() {
     short(client.try_lock("a").map(drop));
     short(client.lock("a").map(drop));
     short(client.try_lock_for("a", SOON).map(drop));
-    short(client.with_lock("a", |_| panic!("not without the lock")));
+    short(client.with_lock("a", |_| panic!("this needs the lock")));
     // A client that demands no replicas needs none.
     take(&quorum.open(patient()), "a").unlock().unwrap();
     backed.replicas[0].cont();

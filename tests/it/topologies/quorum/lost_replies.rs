@@ -70,7 +70,7 @@ fn a_lost_release_is_no_loss_of_the_hold() {
     lose_releases(|proxy| proxy.delay_request(ms(100)));
 }
 
-/// The client that adopts the hold has not begun it, so it has asked no server to do that.
+/// The client that adopts the hold did not begin it, so it has never asked a server for it.
 #[test]
 fn the_lost_release_of_an_adopted_hold_is_repeated() {
     let behind = Behind::of(3);
@@ -160,7 +160,7 @@ fn a_late_undo_does_not_remove_the_next_hold() {
     }
 }
 
-/// The server is well, but what is between has forgotten the connection, as a firewall may.
+/// The server is up, but something in between has forgotten the connection, as a firewall may.
 #[test]
 fn a_connection_that_falls_silent_is_replaced() {
     let behind = Behind::of(3);

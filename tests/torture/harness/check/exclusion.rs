@@ -178,7 +178,7 @@ impl Exclusion {
     }
 }
 
-/// Returns the hold that the servers granted first, if that can be told. A reader has the fence of
+/// Returns the hold that the servers granted first, if this is certain. A reader has the fence of
 /// the writer before it.
 fn older<'a>(first: &'a Hold, second: &'a Hold) -> Option<&'a Hold> {
     let order = |hold: &Hold| (hold.fence, hold.action == Action::Share);

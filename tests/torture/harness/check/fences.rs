@@ -23,7 +23,7 @@ pub(crate) struct Fences {
     faults: Vec<Span>,
     tenures: Tenures,
     holds: Vec<Hold>,
-    /// The name and the start of each call for a writer that may have been one without knowing,
+    /// The name and the start of each call that may have become a writer without learning of it,
     /// because its reply was lost or late.
     secret: Vec<(u32, u64)>,
 }

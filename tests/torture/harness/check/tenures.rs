@@ -1,5 +1,5 @@
-//! Finds out since when a process has had the lock that a hold relies on. The holds of a tenure
-//! follow one another without a request, by handoff or on a kept lock.
+//! Finds out when a process got the lock that a hold relies on. The holds of a tenure follow one
+//! another without a request, by handoff or on a kept lock.
 
 use std::collections::BTreeMap;
 
