@@ -219,8 +219,8 @@ impl ConnectionFactory {
         }
     }
 
-    /// Returns until when a request with this deadline waits for a route: for at most half of the
-    /// time, which leaves the other half for the request. `None` if there is no time.
+    /// Returns the time until which a request with this deadline waits for a route: half of its
+    /// time at most, which leaves the other half for the request. `None` if there is no time.
     pub(super) fn end_of_refresh(&self, deadline: Instant) -> Option<Instant> {
         let now = clock::now();
         let left = deadline.saturating_duration_since(now).min(self.connect_timeout);

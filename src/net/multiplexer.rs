@@ -386,7 +386,7 @@ impl Multiplexer {
     /// Fails the posted requests of a batch that have expired in the queue. Returns the others.
     fn without_expired(&self, mut batch: Vec<Exchange>) -> Vec<Exchange> {
         self.fail_unsent(batch.extract_if(.., |request| {
-            // Most batches have no posted requests, and cost no look at the clock.
+            // Most batches have no posted requests, so the clock is rarely read.
             request.is_posted() && request.has_expired(clock::now())
         }));
         batch
@@ -529,7 +529,7 @@ mod tests {
         succeeds_after_an_outage(2);
     }
 
-    /// Sends a request after an outage, before which so many threads sent theirs together.
+    /// Sends a request after an outage, before which this many threads sent theirs together.
     fn succeeds_after_an_outage(last_batch: usize) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let server = server_at("", &listener);
@@ -667,7 +667,7 @@ mod tests {
         let ask = move |_: Option<&Address>, _| {
             if !mem::take(&mut is_first) {
                 let reply = posted.recv().expect("it is posted").recv_timeout(LONG / 2);
-                reply.expect("told, before there is an answer").expect_err("no reply");
+                reply.expect("it was notified before there was an answer").expect_err("no reply");
             }
             Ok((master.clone(), Moment::now()))
         };

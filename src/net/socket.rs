@@ -404,7 +404,7 @@ fn poll_in_virtual_time(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Po
         match deadline {
             Some(deadline) if deadline > clock::now() => executor::wait_for_traffic(deadline),
             _ => {
-                // A thread that only looks may be busy for ever.
+                // A thread that only polls could keep a core busy forever.
                 executor::preempt();
                 return Polled::Nothing;
             }

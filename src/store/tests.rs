@@ -410,18 +410,18 @@ fn a_hold_that_keeps_its_lock_taken_leaves_the_queue_of_a_server_that_refused_it
     eventually(|| other.waiting() == ["client"]);
     assert_eq!(keep(&store, &hold(1), LEASE).ok(), Some(HoldReply::Done));
     eventually(|| other.waiting().is_empty());
-    // It ends nothing there.
+    // It ends no hold there.
     assert!(is_held(&acquire(&single(other), &hold(2), Registration::None)));
     assert!(servers[..2].iter().all(|server| depth(&single(server)) == Some(0)));
 }
 
-/// The clock of the server may have been set back, or that of another client of a quorum is ahead.
+/// The server's clock may have been set back or, on a quorum, another client's clock may be ahead.
 #[test]
 fn blocks_of_a_counter_that_is_ahead_are_whole_and_no_faster_than_a_clock() {
     const FENCE: &str = "leasehold:fence:{lock:lock}";
     let servers = [(); 3].map(|()| process::Server::redis());
     let hour = Duration::from_secs(60 * 60);
-    // The lives of counters differ.
+    // Counters live for different times.
     let config = |hours| Config { fence_life: hour * hours, ..Config::default() };
     let one = [24, 25].map(|hours| single_at(&servers[0].url(), &config(hours)));
     let three = [24, 25].map(|hours| quorum(&servers, &config(hours)));
@@ -445,7 +445,7 @@ fn blocks_of_a_counter_that_is_ahead_are_whole_and_no_faster_than_a_clock() {
             let blocks = std::iter::repeat_with(|| block(nonce)).take(100);
             assert!(blocks.into_iter().any(|room| u64::from(room) == TENURE_FENCES - 1));
         }
-        // The counter has been found with some other TTL by each server.
+        // Each server has found the counter with some other TTL.
         let most = 2_000 + 3 * TENURE_FENCES;
         let passed = u64::try_from(begin.elapsed().as_micros()).expect("a short test");
         assert!(last - ahead <= passed + most, "{} {passed}", last - ahead);
@@ -560,7 +560,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     must_acquire(store, &hold(4));
 }
 
-/// A renewal is late, for example, if a process that has adopted the hold renews it first.
+/// A renewal is late, for example, if a process that adopted the hold renews it first.
 fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
     let lease = LEASE / 10;
     let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
@@ -716,7 +716,7 @@ fn no_client_shortens_the_life_of_a_counter() {
         lives_on("a side");
         change(&short, &of(kind, 5), Change::Renew { lease: LEASE.into() }).expect("a reply");
         lives_on("a renewal");
-        // However long it is held, and also by later readers.
+        // This applies however long the lock is held, and to later readers as well.
         process.command(&["PEXPIRE", key, "10000"]);
         change(&long, &of(kind, 5), Change::Renew { lease: LEASE.into() }).expect("a reply");
         lives_on("a longer renewal");
@@ -817,7 +817,7 @@ impl Hanging {
         assert_eq!(released.ok(), Some(HoldReply::Done));
     }
 
-    /// Releases the hold that the server may still begin, and that is in doubt from then on.
+    /// Releases the hold that the server may still begin, which is in doubt after that.
     fn release(&self) {
         assert!(self.reported.is_empty());
         let released = change(&self.store, &hold(2), Change::RELEASE);
@@ -860,5 +860,5 @@ fn a_release_that_a_quorum_cannot_confirm_may_have_been_executed() {
     let failure = release(&majority.store, &hold(1)).expect_err("no majority");
     assert!(failure.is_ambiguous(), "{failure:?}");
     let failure = change(&majority.store, &hold(1), Change::Check).expect_err("no majority");
-    assert!(!failure.is_ambiguous(), "nothing has come of it: {failure:?}");
+    assert!(!failure.is_ambiguous(), "it has had no effect: {failure:?}");
 }

@@ -77,7 +77,7 @@ fn replies_go_to_the_requests_in_their_order() {
     let mut scene = Scene::default();
     let three = [1, 2, 3].map(|number| scene.posted(number));
     scene.send(three);
-    assert_eq!(scene.written(), ["EVAL", "EVALSHA", "EVALSHA"], "known from the first on");
+    assert_eq!(scene.written(), ["EVAL", "EVALSHA", "EVALSHA"], "known since the first one");
     scene.take(Ok(Value::Int(1)));
     scene.take(Err(failure("READONLY")));
     assert!(scene.in_flight.since().is_some());
@@ -109,7 +109,7 @@ fn ordered_requests_are_not_resent_behind_others() {
     scene.take(Err(failure("NOSCRIPT")));
     assert_eq!(scene.replies.lock()[1], (2, Err(FailureKind::Transient)));
     scene.take(Err(failure("NOSCRIPT")));
-    assert_eq!((scene.written(), scene.numbers().len()), (vec!["EVAL"], 2), "the last one is");
+    assert_eq!((scene.written(), scene.numbers().len()), (vec!["EVAL"], 2), "the last one waits");
 }
 
 #[test]

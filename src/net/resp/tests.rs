@@ -80,12 +80,12 @@ fn invalid_bytes_are_an_error_at_once() {
     ] {
         let mut buffer = ReplyBuffer::default();
         read(&mut buffer, bytes);
-        let error = buffer.take().expect("it is known to be none").expect_err("no reply");
+        let error = buffer.take().expect("it is known to be invalid").expect_err("no reply");
         assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
     }
 }
 
-/// This would not end within hours if each search began where the line does.
+/// This would take hours if each search began at the start of the line.
 #[test]
 fn a_reply_without_end_is_an_error_before_it_takes_much_memory() {
     for (head, piece) in [("+", "x".repeat(USUAL)), ("*1000000000\r\n", ":1\r\n".repeat(4))] {
@@ -110,7 +110,7 @@ fn memory_of_endless(head: &[u8], parts: &[u8]) -> usize {
         read(&mut buffer, head);
         let error = loop {
             if let Some(reply) = buffer.take() {
-                break reply.expect_err("it is not whole");
+                break reply.expect_err("it is incomplete");
             }
             read(&mut buffer, parts);
         };

@@ -132,7 +132,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         next.into_iter().chain(self.give_up_late(now, done)).min()
     }
 
-    /// Fails the jobs whose deadlines have passed, if some may be on their way over connections of
+    /// Fails the jobs whose deadlines have passed, if some may be in flight over the connections of
     /// calls: a thread that reads from the links of a quorum may wait for longer than a job may
     /// take. Returns when to look again, because replies over those connections do not wake this
     /// thread.
@@ -430,8 +430,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(5);
 
-    /// A node, whether jobs are likely to be sent to it again, and the jobs that are in flight over
-    /// the connections of calls, if there are any.
+    /// A node, whether it is likely to get more jobs, and its jobs in flight over the connections
+    /// of calls, if any.
     struct ToOne(One, Arc<AtomicBool>, Option<Mutex<Vec<Exchange>>>);
 
     impl JobPolicy for ToOne {

@@ -65,7 +65,7 @@ pub(crate) struct Ballot<T> {
     servers: Arc<QuorumServers>,
     pub(crate) request: Request,
     effect: Effect,
-    /// One of those that [`InDoubtHolds`] counts, if the request ends a hold.
+    /// Counted by [`InDoubtHolds`], if the request ends a hold.
     _open_end: Option<Arc<()>>,
     /// The durability that a server must reach for its reply to count, and the deadline for that.
     pub(crate) demand: Option<(Demand, Instant)>,
@@ -81,7 +81,7 @@ type OnInDoubt = Box<dyn Fn(InDoubtHold) + Send + Sync>;
 
 struct Count<T> {
     votes: Votes<T>,
-    /// `None` once there is a decision.
+    /// `None` after the decision.
     decide: Option<Decide<T>>,
     decision: Option<Result<T, Failure>>,
     /// Called with the decision if no thread waits for it.
@@ -89,7 +89,7 @@ struct Count<T> {
 }
 
 impl<T: ScriptReply> Ballot<T> {
-    /// Decides as soon as `decide` can, by the votes so far.
+    /// Decides as soon as `decide` can do so from the votes so far.
     pub(super) fn new(
         servers: &Arc<QuorumServers>,
         request: Request,
@@ -133,7 +133,7 @@ impl<T: ScriptReply> Ballot<T> {
         if let Effect::Ends { hold, .. } = &self.effect { Some(hold) } else { None }
     }
 
-    /// Notes what a server is about to be asked.
+    /// Records that a server is about to get the request.
     pub(super) fn note_sent_to(&self, server: &QuorumServer) {
         if let Effect::Begins(hold) = &self.effect {
             server.note_begun(hold);
@@ -269,11 +269,12 @@ impl InDoubtHolds {
     pub(super) fn may_begin_late(&self, hold: &HoldId) {
         let mut late = self.late.lock();
         let now = Moment::now();
-        // In an outage, every abandoned request adds a hold. Those that can no longer begin go.
+        // In an outage, every abandoned request adds a hold. Those that can no longer begin are
+        // removed.
         if late.len() >= LATE_MAX {
             late.retain(|_, until| *until > now);
         }
-        // For the time until the hold is released, and one more lease.
+        // Remembered until the hold is released, and for one more lease.
         late.insert(hold.clone(), now.after(self.lease.lock().saturating_mul(2)));
     }
 
@@ -285,7 +286,7 @@ impl InDoubtHolds {
         if (may_begin || !everywhere)
             && let Some((_, report)) = self.client.get()
         {
-            // A statement of its own, so that the lock is released: the callback takes other locks.
+            // A separate statement, so that this lock is released before the callback takes others.
             let lease = *self.lease.lock();
             report(InDoubtHold { hold: hold.clone(), taken_until, lease, may_begin });
         }
@@ -339,7 +340,7 @@ mod tests {
         assert!(reports.is_empty());
     }
 
-    /// Returns one server, which nobody asks.
+    /// Returns a server that gets no requests.
     fn one_server() -> Arc<QuorumServers> {
         let config = Config::default();
         let factory = ServerFactory::new(&config, &Events::default()).expect("a thread");
@@ -362,7 +363,8 @@ mod tests {
         assert!(!servers.in_doubt.has_open_ends());
     }
 
-    /// The release overtakes what may begin the hold: that came over a connection which is closed.
+    /// The release overtakes the request that may begin the hold, which came over a closed
+    /// connection.
     #[test]
     fn a_hold_that_a_lost_request_may_begin_outlasts_its_release() {
         let servers = one_server();

@@ -87,7 +87,7 @@ pub(crate) trait ExclusiveLinks {
     /// replies are outstanding.
     fn read(&mut self, wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool;
 
-    /// Reads all outstanding replies. Those that do not arrive by the deadline have failed.
+    /// Reads all outstanding replies. Those that have not arrived by the deadline fail.
     fn drain(&mut self, deadline: Instant);
 
     /// Writes a request to the `wanted` servers. It fails at once at those that are not connected.
@@ -128,7 +128,7 @@ pub(crate) trait ExclusiveLinks {
         deadline: Instant,
     ) -> Result<T, Failure> {
         let servers = self.servers().clone();
-        // Replicas and disks are slow, which says nothing about the servers.
+        // Slow replicas and disks say nothing about the servers.
         let mut wait = if ballot.demand.is_none() { Some(servers.spin.begin()) } else { None };
         let decision = loop {
             let decision = ballot.take_decision();

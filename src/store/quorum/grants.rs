@@ -23,9 +23,9 @@
 //! of these tokens as the counters of a majority have reached, which takes the place of C. If no
 //! majority has given the same first token, it has only that one.
 //!
-//! The argument needs, for any two majorities, a common server that has kept its counter. Of an
-//! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
-//! greater as long as the client's clock is not behind.
+//! The argument needs, for any two majorities, a common server that has kept its counter. If the
+//! number of servers is even, one of them may lose its counter; if it is odd, none may. Otherwise
+//! the token is still greater as long as the client's clock is not behind.
 
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@
 //! | open, owed many replies | it fails as transient | open, as replies come |
 //! | lagging | it fails as transient, unless it ends a hold | open, as replies come |
 //!
-//! When the connection is closed, everything in flight has failed. What it may have begun or ended
-//! is in doubt.
+//! When the connection is closed, everything in flight has failed. The holds that these requests
+//! may have begun or ended are in doubt.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -158,7 +158,8 @@ fn in_use() -> Failure {
 
 /// Exclusive use of the connections.
 pub(crate) struct LockedLinks<'a> {
-    /// `None` if another thread waits for its replies, and also reads those of this one.
+    /// `None` if another thread is waiting for its replies, and will read those of this thread,
+    /// too.
     reader: Option<MutexGuard<'a, ()>>,
     each: MutexGuard<'a, Vec<Link>>,
     shared: &'a Arc<Links>,

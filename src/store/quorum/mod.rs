@@ -3,9 +3,9 @@
 //! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
 //! would. A request is written to all of them at once ([`exclusive`], [`links`]). Its outcome is
 //! decided as soon as the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow.
-//! Background jobs remove what requests without a reply may have left behind ([`ballot`]). Servers
-//! that fail are left out of calls until they answer again, and so is a server that already counts
-//! under another address ([`health`]).
+//! Background jobs remove what requests without a reply may have left behind ([`ballot`]). Calls
+//! leave out servers that fail, until these answer again, and a server that already counts under
+//! another address ([`health`]).
 //!
 //! # Which client is next
 //!
@@ -164,9 +164,9 @@ impl<L: SharedLinks> Quorum<L> {
         let HoldRequest { hold, change, deadline } = *request;
         let commands = &self.servers.settings.commands;
         let request = match change {
-            // Only the first release takes the client off the queue: by the time of a repeat it may
-            // be waiting for its next hold. Nor does the release of an adopted hold take its former
-            // client off.
+            // Only the first release takes the client off the queue: when it is repeated, the
+            // client may already be waiting for its next hold. Nor does the release of an adopted
+            // hold take its former client off.
             Change::Release { taken_until, .. } if self.servers.in_doubt.is_own(hold) => {
                 commands.release_and_leave(hold, taken_until)
             }

@@ -1,4 +1,4 @@
-//! Decides a request by the replies of N servers, as soon as they allow it.
+//! Decides a request from the replies of N servers, as soon as they allow it.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -296,7 +296,7 @@ impl Votes<HoldReply> {
         }
     }
 
-    /// Once all replies have arrived or failed, decides what a majority says, and whether every
+    /// Once all replies have arrived or failed, decides the answer of a majority, and whether every
     /// server has answered.
     pub(super) fn decide_release(&self) -> Option<Result<JobReply, Failure>> {
         if self.pending() > 0 {
@@ -318,7 +318,7 @@ impl Votes<ReportReply> {
         let best = same.max_by_key(Vec::len).unwrap_or_default();
         let most = best.len();
         if most >= self.required() {
-            // The depth that most servers have, and the time until they are no longer a majority.
+            // The depth on most servers, and the time until they are no longer a majority.
             let mut depths: Vec<u32> = best.iter().map(|holder| holder.depth).collect();
             depths.sort_unstable();
             let mut leases: Vec<Duration> = best.iter().map(|holder| holder.remaining).collect();

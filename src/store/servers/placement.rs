@@ -304,7 +304,7 @@ mod tests {
         delays_no_other("redis://dead.example/");
     }
 
-    /// A cluster of two nodes. Connecting to the address of the second one takes ages.
+    /// A cluster of two nodes. Connecting to the second one's address takes very long.
     fn delays_no_other(silent: &str) {
         let server = Server::redis();
         let urls = [&server.url(), silent];
@@ -331,7 +331,7 @@ mod tests {
         runner.send(jobs, &mut |id, outcome| outcomes.push((id, outcome)));
         while outcomes.is_empty() {
             runner.collect(end_of(SOON / 5), &mut |id, outcome| outcomes.push((id, outcome)));
-            assert!(start.elapsed() < SOON, "no outcome of the good node's job");
+            assert!(start.elapsed() < SOON, "the good node's job has no outcome");
         }
         assert!(
             matches!(outcomes[..], [(2, Ok(JobReply { hold: HoldReply::Gone, .. }))]),
@@ -348,7 +348,7 @@ mod tests {
         assert!(outcomes.len() == 2 && start.elapsed() < AGES, "no job is left: {outcomes:?}");
     }
 
-    /// A cluster of which only this node is known, at which no program listens.
+    /// A cluster of which only this node is known, with no program behind its address.
     fn cluster_of(seed: &str) -> (Placement, Arc<Topology>, Target) {
         let config = Config { connect_timeout: SOON, ..Config::default() };
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");

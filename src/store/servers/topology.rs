@@ -1,4 +1,5 @@
-//! Which node serves which slot. Any node is asked, and again whenever the answer may have changed.
+//! The nodes of a cluster and the slots that they serve. Any node is asked, and again whenever the
+//! answer may have changed.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -43,7 +44,7 @@ pub(super) struct Topology {
     /// connections.
     nodes: Mutex<HashMap<Arc<str>, Arc<Node>, RandomState>>,
     map: RwLock<Map>,
-    /// Why no owner of a slot is known, if that is so.
+    /// Why no owner of a slot is known, if none is.
     failure: Mutex<Option<Failure>>,
     /// Disconnected once the thread that was started to ask the nodes has finished.
     next_look: Mutex<Option<Receiver<Infallible>>>,

@@ -1,4 +1,4 @@
-//! A server's clock that was set back: what is stored with a time then lasts longer.
+//! A server's clock that was set back, so that everything stored with a time lasts longer.
 
 use super::process::Server;
 use super::*;

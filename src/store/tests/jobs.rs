@@ -6,7 +6,7 @@ use super::process::Server;
 use super::*;
 use crate::config::durability::Durability;
 
-/// Less than it takes to notice a silent connection.
+/// Shorter than the time it takes to notice a silent connection.
 const WHILE: Duration = Duration::from_millis(500);
 
 /// How long a server waits for a replica that it does not have.
@@ -40,7 +40,7 @@ impl Scene {
         self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome_of(outcome))));
     }
 
-    /// Collects outcomes for this time, or until no job is without one.
+    /// Collects outcomes for this long, or until every job has one.
     fn collect(&mut self, time: Duration) {
         self.jobs.collect(end_of(time), &mut |id, outcome| {
             self.outcomes.push((id, outcome_of(outcome)));
@@ -164,7 +164,7 @@ fn renewals_that_come_while_replicas_are_waited_for_share_the_next_request() {
         scene.renew(id, scene.held.clone(), soon());
         scene.collect(WHILE / 500);
     }
-    // One more if the machine has paused meanwhile.
+    // There is one more if the machine has paused.
     let ended = start.elapsed().as_secs() / IN_VAIN.as_secs();
     scene.collect_all();
     assert_eq!(scene.outcomes.len(), 100);
@@ -229,8 +229,8 @@ fn a_renewal_goes_on_when_the_connection_that_it_waits_for_is_closed() {
     assert!(failure.is_shortfall(), "{failure:?}");
 }
 
-/// A server that accepts connections and says nothing. With a password in the URL, connecting means
-/// waiting for a reply.
+/// A server that accepts connections and never replies. With a password in the URL, connecting
+/// means waiting for a reply.
 #[test]
 fn a_server_that_hangs_in_the_login_delays_nothing() {
     const JOB: Duration = Duration::from_millis(200);
@@ -259,7 +259,7 @@ fn a_server_that_hangs_in_the_login_delays_nothing() {
     }
 }
 
-/// However many jobs there are: the pool has the only connection that the server admits.
+/// The pool has the only connection that the server admits, however many jobs there are.
 #[test]
 fn jobs_go_over_the_connections_of_calls_while_no_other_can_be_opened() {
     let process = Server::redis();

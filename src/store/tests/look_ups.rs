@@ -52,7 +52,7 @@ fn a_look_up_that_takes_longer_than_connecting_may_is_used_by_a_later_call() {
     let process = Server::redis();
     let named = SlowlyNamed::new(process.port(), Duration::from_secs(1));
     named.fail();
-    named.answer.send(()).expect("the look-up goes on");
+    named.answer.send(()).expect("the look-up continues");
     eventually(|| named.server.ping(soon()).is_ok());
     assert_eq!(named.look_ups.load(Ordering::SeqCst), 1);
 }
@@ -63,7 +63,7 @@ fn calls_that_give_up_leave_one_look_up_behind() {
     (0..50).for_each(|_| named.fail());
 }
 
-/// For the renewer, a loss at a deadline is as urgent as a reply.
+/// To the renewer, a loss at a deadline is as urgent as a reply.
 #[test]
 fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     const TIME: Duration = Duration::from_millis(300);
@@ -99,7 +99,7 @@ impl Address {
         let port = listener.local_addr().expect("an address").port();
         let target = Arc::new(AtomicU16::new(server.port()));
         let current = target.clone();
-        // Ends with the process.
+        // The thread ends with the process.
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let server = TcpStream::connect(("127.0.0.1", current.load(Ordering::SeqCst)));
@@ -186,7 +186,7 @@ fn connections_follow_a_name_as_soon_as_a_look_up_gives_another_address() {
     });
 }
 
-/// As of a headless service, whose name has the addresses of all its servers.
+/// Like the name of a headless service, which has the addresses of all its servers.
 #[test]
 #[cfg(any(target_os = "linux", windows))]
 fn the_other_addresses_of_a_host_are_tried_if_the_first_is_that_of_a_replica() {

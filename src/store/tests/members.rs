@@ -8,8 +8,8 @@ use HoldKind::{Permit, Read, Write};
 
 const SHORT: Duration = Duration::from_millis(600);
 
-/// Makes a test module per store: of the tests that need no second client, of those that do, and of
-/// those that look into Redis or need clients without a listener.
+/// Makes a test module per store, from tests that need no second client, tests that do, and tests
+/// that look into Redis or need clients without a listener.
 macro_rules! stores {
     ($($alone:ident),+; $($several:ident),+; $($together:ident),+ $(,)?) => {
         mod in_memory {
@@ -154,7 +154,8 @@ fn is_woken(wakeups: &mut dyn Wakeups) -> bool {
     wake.is_some_and(|wake| matches!(wake, Ok(Wake::Lock(name)) if name == "lock"))
 }
 
-/// Returns `true` if the client is told of an offer to one in front of it, which may have stopped.
+/// Returns `true` if the client is notified of an offer to the client in front of it, which may
+/// have stopped.
 fn is_told(wakeups: &mut dyn Wakeups) -> bool {
     is_woken(wakeups)
 }
@@ -303,7 +304,7 @@ fn one_request_brings_as_many_permits_as_there_are(store: &dyn Store) {
     assert!(tries(store, &of(kind, 9)));
     assert_eq!(ask(kind, &[1, 2, 3, 4]), 2);
     release(store, &of(kind, 1));
-    assert_eq!(ask(Permit { of: 5 }, &[3, 4, 5, 6]), 3, "by its own number of permits");
+    assert_eq!(ask(Permit { of: 5 }, &[3, 4, 5, 6]), 3, "it goes by its own number of permits");
     assert_eq!(permits(store), Some(5));
     assert_eq!(ask(kind, &[7, 8, 10, 11]), 0);
     for nonce in [9, 2, 3, 4, 5] {
@@ -323,7 +324,7 @@ fn a_repeat_finds_all_its_holds_and_begins_no_others(store: &dyn Store) {
     };
     assert_eq!(ask(&[1, 2]), 2);
     assert_eq!(ask(&[1, 2]), 2);
-    assert_eq!(ask(&[1, 2, 3]), 2, "there is room, but who comes later asks again");
+    assert_eq!(ask(&[1, 2, 3]), 2, "there is room, but a later client asks again");
     assert_eq!(ask(&[1, 3, 2]), 1, "in their order");
     assert_eq!(ask(&[4, 1, 2]), 3);
 }
@@ -513,7 +514,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &impl Host) {
     assert!(takes_its_turn(&store, &by("alive", Write, 2)));
 }
 
-/// As after a restart: none of them listens again yet.
+/// As after a restart, none of them listens yet.
 fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server) {
     let (store, permit) = (single(process), Permit { of: 1 });
     let places = ["a", "b", "c", "d"];
@@ -531,8 +532,8 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
         let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
         assert!(left <= Duration::from_millis(2100), "{left:?}");
         assert!(!tries(&store, &of(held, 2)) && !tries(&store, &of(wanted, 2)));
-        assert_eq!(queue(process), clients, "those who ask, or come, do not change that");
-        assert_eq!(process.ask::<i64>(&["EXISTS", &keys()[0]]), 0, "no offer to any");
+        assert_eq!(queue(process), clients, "requests and new clients do not change that");
+        assert_eq!(process.ask::<i64>(&["EXISTS", &keys()[0]]), 0, "no client has an offer");
 
         assert!(takes_its_turn(&store, &by("a", wanted, 1)), "{wanted:?}");
         // Another client listens, but goes behind those that were found without a listener.
@@ -688,7 +689,7 @@ fn an_unneeded_wake_up_is_passed_on(process: &impl Host) {
     }
 }
 
-/// Such a thread may have to be told first, because its turn came without a message.
+/// Such a thread may first have to be notified, because its turn came without a message.
 fn an_offer_is_left_to_the_thread_that_waits(process: &impl Host) {
     let store = single(process);
     let permit = Permit { of: 1 };
@@ -784,7 +785,7 @@ fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &impl Hos
     assert!(is_told(&mut *c) && is_woken(&mut *c));
     assert!(takes_its_turn(&store, &by("c", three, 1)));
 
-    // Those that must decline do not offer a place to each other again and again.
+    // Those that must decline do not keep offering a place to each other.
     release(&store, &by("c", three, 1));
     for client in ["a", "b"] {
         assert!(!takes_its_turn(&store, &by(client, one, 1)));

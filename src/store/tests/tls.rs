@@ -1,4 +1,4 @@
-//! What a TLS peer may do, but no server does on demand.
+//! Behaviour of TLS peers that no server shows on demand.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,7 +22,7 @@ use crate::net::tls::Connector;
 use crate::net::trust::Trust;
 use crate::net::wait::{Spin, WaitFor};
 
-/// A time in which nothing is expected to arrive.
+/// How long to wait for something that must not arrive.
 const BRIEF: Duration = Duration::from_millis(100);
 
 type Peer = StreamOwned<ServerConnection, TcpStream>;
@@ -253,7 +253,7 @@ fn a_close_notify_ends_a_connection() {
 
 #[test]
 fn an_unread_close_notify_ends_a_write() {
-    // It varies what is left to read when the write fails.
+    // How much is left to read when the write fails varies.
     for _ in 0..10 {
         let server = |mut peer: Peer| {
             peer.conn.send_close_notify();
@@ -293,7 +293,7 @@ fn a_peer_without_tls_is_reported() {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().expect("a client");
             stream.write_all(b"-ERR unknown command\r\n").expect("to be sent");
-            // Until the client is gone, in whatever way.
+            // This lasts until the client is gone, in whatever way.
             stream.read_to_end(&mut Vec::new()).ok();
         });
         let error = connect(address, &connector(pem)).map(drop).expect_err("no handshake");
@@ -321,14 +321,14 @@ fn a_file_of_authorities_is_read_again_for_a_new_connection() {
     };
     assert!(connects(&first) && !connects(&second));
     fs::write(&path, "half of a certificate").expect("a file");
-    assert!(connects(&first), "what cannot be used does not replace what can");
+    assert!(connects(&first), "unusable certificates do not replace usable ones");
     fs::write(&path, other).expect("a file");
     assert!(connects(&second) && !connects(&first));
     fs::remove_file(&path).expect("a file");
     assert!(connects(&second));
 }
 
-/// A FIFO does what a file of a network file system does when its server is away.
+/// A FIFO behaves like a file on a network file system whose server is away.
 #[cfg(unix)]
 #[test]
 fn a_file_of_authorities_that_hangs_does_not_keep_a_client_from_connecting() {
@@ -353,10 +353,10 @@ fn a_file_of_authorities_that_hangs_does_not_keep_a_client_from_connecting() {
     };
     for _ in 0..3 {
         let begun = Instant::now();
-        assert!(connects(&first), "what is known is used");
+        assert!(connects(&first), "the known certificates are used");
         assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     }
-    // The thread that reads the file goes on.
+    // The thread that reads the file continues.
     fs::write(&path, other).expect("it is being read");
     eventually(|| connects(&second));
     fs::remove_file(&path).expect("a file");

@@ -15,7 +15,7 @@ const THREADS: u64 = 16;
 struct Scene {
     process: Server,
     store: Servers,
-    /// Opens no connection for its questions, whose reads would count as well.
+    /// Opens no connection for these questions, because its reads would count as well.
     observer: Mutex<redis::Connection>,
 }
 
@@ -117,7 +117,7 @@ fn a_broken_connection_fails_all_its_requests_and_is_replaced() {
     let scene = Scene::new();
     let (over, is_over) = crossbeam_channel::bounded::<()>(0);
     thread::scope(|scope| {
-        // Ends when `over` is dropped, even by a failure.
+        // The thread ends when `over` is dropped, even by a failure.
         scope.spawn(|| {
             while is_over.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
                 scene.process.command(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -158,7 +158,7 @@ fn a_reply_that_is_late_for_one_thread_is_not_given_to_another() {
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 let scene = &scene;
-                // Every other thread has enough time.
+                // Every second thread has enough time.
                 let time = if thread % 2 == 0 { 5_000 } else { 30 };
                 let end = end_of(Duration::from_millis(time));
                 scope.spawn(move || match scene.ask(thread, end) {

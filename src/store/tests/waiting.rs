@@ -1,4 +1,4 @@
-//! What servers do for waiting clients, and how they wake them.
+//! How servers queue and wake waiting clients.
 
 use std::net::TcpListener;
 
@@ -256,7 +256,7 @@ fn a_release_that_comes_too_late_wakes_no_client(process: &Server) {
     let mut wakeups = listen(&store, "a");
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    // As if its lease were over.
+    // This stands for the end of its lease.
     process.command(&["DEL", "lock:lock"]);
     assert_eq!(super::release(&store, &hold(1)).ok(), Some(HoldReply::Gone));
     assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(false));
@@ -292,7 +292,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &impl Host) {
     assert_eq!(waiting(process), ["a", "b"], "its place is the same");
     assert!(nothing_comes(&mut *ended), "the hold is over");
 
-    // However often it is told without asking, because it may be far away.
+    // It keeps its place however often it is notified without asking, because it may be far away.
     for nonce in [2, 3] {
         process.clear();
         must_acquire(&store, &hold(nonce));
@@ -368,12 +368,12 @@ fn clients_that_are_gone_are_skipped(process: &Server) {
     dead.exec(&mut process.connect()).expect("a reply");
     for left in [150, 50, 0] {
         release(&store, &hold(2));
-        assert_eq!(waiting(process).len(), left, "one script does not work for ever");
+        assert_eq!(waiting(process).len(), left, "one script does not run for too long");
         must_acquire(&store, &hold(2));
     }
 }
 
-/// As after a restart: none of them listens again yet.
+/// As after a restart, none of them listens yet.
 fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server) {
     let store = single(process);
     let clients = ["a", "b", "c", "d", "e"];
@@ -410,7 +410,7 @@ fn takes(store: &dyn Store, hold: &HoldId, registration: Registration) -> bool {
     matches!(ask(store, hold, registration), AcquireReply::Acquired { .. })
 }
 
-/// A waiting client has died, and none was there to take its turn.
+/// A waiting client has died, and there was none to take its turn.
 fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
     let store = single(process);
     let find_dead = |clients: &[&str]| {
@@ -422,7 +422,10 @@ fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
         assert_eq!(waiting(process), clients);
     };
     find_dead(&["dead"]);
-    assert!(takes(&store, &of("new", 1), Registration::IfHeld), "none waits that is known to live");
+    assert!(
+        takes(&store, &of("new", 1), Registration::IfHeld),
+        "no waiting client is known to be alive"
+    );
     // This one comes later, and listens.
     let mut wakeups = listen(&store, "alive");
     register(&store, "alive");
@@ -460,7 +463,7 @@ fn register_again(store: &dyn Store, client: &str) {
     assert!(!takes(store, &of(client, 1), Registration::Registered));
 }
 
-/// All clients do that where messages cannot be received.
+/// All clients do that where no messages can arrive.
 fn a_client_that_only_asks_now_and_then_is_offered_the_lock(process: &Server) {
     let store = single(process);
     must_acquire(&store, &hold(1));
@@ -747,7 +750,7 @@ fn ask_for_echo(store: &dyn Store, hold: &HoldId, registration: Registration) ->
     }
 }
 
-/// The id of a client, as clients have them.
+/// An id in the form of real ones.
 fn id(client: &str) -> String {
     format!("{client}:0123456789abcdef0123456789abcdef")
 }
@@ -789,7 +792,7 @@ fn an_echo_is_sent_to_who_is_told_when_a_hold_ends(process: &impl Host) {
         unregister(&store, &id("one"));
         release(&store, &held);
     }
-    // A reader behind a writer that waits, and may be gone.
+    // A reader behind a waiting writer, which may be gone.
     let held = of_kind(HoldKind::Read, "holder", 2);
     must_acquire(&store, &held);
     let writer = of_kind(HoldKind::Write, "other", 1);
@@ -830,7 +833,7 @@ fn no_echo_is_sent_to_a_client_that_will_not_be_woken(process: &Server) {
     assert!(asks().is_some());
 }
 
-/// That to set a time to live, and that to take back what has none.
+/// One command sets a time to live, and the other takes back a key without one.
 fn two_rights_that_are_missing_leave_no_key_without_a_time_to_live(process: &Server) {
     let (all, number) = (single(process), ":0123456789abcdef0123456789abcdef");
     let [waiting, other] = ["waiting", "other"].map(|client| [client, number].concat());
@@ -850,7 +853,7 @@ fn two_rights_that_are_missing_leave_no_key_without_a_time_to_live(process: &Ser
         let store = single_at(&url, &Config::default());
         match remove {
             "hdel" => {
-                // The lock is offered to the client that waits.
+                // The lock is offered to the waiting client.
                 queue(&[&waiting, &other]);
                 unregister(&store, &other);
             }
@@ -917,7 +920,7 @@ fn the_message_names_the_lock_without_the_prefix(process: &Server) {
     release(&store, &named("lock", hold(1)));
     assert_eq!(next(&mut *wakeups), woken());
     process.command(&["PUBLISH", "leasehold:wake:a", "stop:lock"]);
-    assert!(nothing_comes(&mut *wakeups), "no lock of its own");
+    assert!(nothing_comes(&mut *wakeups), "it has no lock of its own");
 }
 
 fn a_lost_subscription_is_made_again(process: &Server) {
@@ -936,7 +939,7 @@ fn a_lost_subscription_is_made_again(process: &Server) {
     assert_eq!(next(&mut *wakeups), woken());
 }
 
-/// A lock may only be kept where every client that asks for it is heard.
+/// A lock may be kept only where the client hears everyone that asks for it.
 fn a_client_learns_when_it_does_not_hear_everything(process: &Server) {
     let mut wakeups = single(process).wakeups("a", None);
     let mut ready = || {
@@ -1078,7 +1081,7 @@ fn a_message_that_has_come_is_returned_after_the_deadline_too(process: &Server) 
 
 fn a_long_wait_takes_no_processor_time(process: &impl Host) {
     if cfg!(not(target_os = "linux")) {
-        return; // Other systems do not count the switches of a thread.
+        return; // Other systems do not count a thread's context switches.
     }
     let store = single(process);
     let mut wakeups = listen(&store, "a");
@@ -1094,8 +1097,8 @@ fn a_long_wait_takes_no_processor_time(process: &impl Host) {
     assert!(after - before <= 10, "{} naps", after - before);
 }
 
-/// A server that accepts connections and says nothing. With a password in the URL, connecting means
-/// waiting for a reply.
+/// A server that accepts connections and never replies. With a password in the URL, connecting
+/// means waiting for a reply.
 #[test]
 fn a_server_that_hangs_in_the_login_delays_no_wait() {
     const TIME: Duration = Duration::from_millis(100);

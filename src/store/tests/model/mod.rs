@@ -21,8 +21,8 @@ use super::process::Server;
 use super::*;
 use crate::store::memory::memory_server::MemoryServer;
 
-/// The reply of a store, without what may differ: times are rounded to half an hour, and tokens are
-/// compared by their order.
+/// The reply of a store in a form that can be compared: times are rounded to half an hour, and
+/// tokens are numbered by their order.
 #[derive(Clone, Debug, PartialEq)]
 enum Reply {
     Acquired { tokens: Vec<Token>, room: u32, wanted: bool },
@@ -51,11 +51,11 @@ enum Token {
     Shared,
     /// A permit has none.
     Without,
-    /// One that another hold may have.
+    /// One that another hold may have, too.
     Wrong,
 }
 
-/// A store, and what a case has seen of it.
+/// A store, and what a case has learned about it.
 struct Subject<'a> {
     store: &'a dyn Store,
     case: u64,
@@ -178,12 +178,13 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Replaces the numbers of a change that says which tokens of a writer are unused by tokens.
+    /// Replaces the numbers in a change, which say which tokens of a writer are unused, with
+    /// tokens.
     fn with_tokens(&self, hold: Who, mut change: Change) -> Change {
         let writer = hold.writer_ended_by(change);
         if let Change::Release { unused, .. } | Change::Downgrade { unused, .. } = &mut change {
             let tokens = writer.and_then(|writer| self.of_hold.get(&writer));
-            // One that has a single token has used it.
+            // A writer with a single token has used it.
             let tokens = tokens.filter(|(first, end)| first < end);
             *unused = unused.zip(tokens).map(|(Unused { before, last }, (first, end))| Unused {
                 before: (first + before).min(*end) - 1,
@@ -253,7 +254,7 @@ impl<'a> Subject<'a> {
                     format!("{:?}", (kind, shown(holder)))
                 });
                 let holds: BTreeSet<_> = holds.collect();
-                // A server may say what they wait for.
+                // A server may show what they wait for.
                 let client = |text: String| CLIENTS.into_iter().find(|label| text.contains(label));
                 let waiting: Vec<_> = report.waiting.into_iter().map(client).collect();
                 (holds, waiting, is_last(report.fence))
@@ -321,7 +322,7 @@ fn compare(process: &Server, scene: Scene) {
     });
     match outcome {
         Err(TestError::Fail(reason, steps)) => panic!("after {} steps:\n{reason}", steps.len()),
-        outcome => outcome.expect("no case is given up"),
+        outcome => outcome.expect("no case is skipped"),
     }
 }
 
@@ -333,7 +334,7 @@ fn requests_of_clients_that_wait_get_the_same_replies(process: &Server) {
     compare(process, Scene::Waiting);
 }
 
-/// Makes a test module per store. The first tests compare a server with the model.
+/// Makes a test module per store. The first kind of tests compares a server with the model.
 macro_rules! stores {
     ($($compared:ident),+; $($found:ident),+ $(,)?) => {
         mod in_memory {
@@ -499,7 +500,7 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
     let kinds = [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 1 }];
     let pairs = kinds.map(|before| kinds.map(|after| (before, after)));
     for (before, after) in pairs.into_iter().flatten().filter(|(a, b)| !a.has_form_of(*b)) {
-        // The holder is gone when its lease is over, and no waiting client is told.
+        // The holder is gone when its lease is over, without a message to any waiting client.
         let ben = |kind, nonce| HoldId { client: steps::client("ben"), ..of(kind, nonce) };
         let first = if before == HoldKind::Read { HoldKind::Write } else { before };
         let (holds, lease) = ([ben(first, 1)], Duration::from_millis(250));

@@ -27,7 +27,7 @@ pub(super) struct Who {
     kind: usize,
     client: usize,
     number: u64,
-    /// How many more permits than others it assumes.
+    /// How many more permits it assumes than others do.
     more: u32,
 }
 
@@ -39,7 +39,7 @@ impl Who {
         }
     }
 
-    /// Returns the writer that such a change of this hold ends.
+    /// Returns the writer whose hold this change ends.
     pub(super) fn writer_ended_by(self, change: Change) -> Option<Self> {
         match (change, self.kind()) {
             (Change::Downgrade { .. }, HoldKind::Read)
@@ -84,7 +84,7 @@ pub(super) fn client(label: &str) -> Arc<str> {
     format!("{label}:{NUMBER}").into()
 }
 
-/// Each case has names of its own, and no other case finds what it leaves.
+/// Each case has its own names, so no other case finds its remains.
 pub(super) fn name(case: u64, index: usize) -> Arc<str> {
     format!("{case}:{index}").into()
 }
@@ -143,7 +143,7 @@ pub(super) enum Scene {
     Waiting,
 }
 
-/// Mostly of this name, where clients then meet, and of the kind for which the name is used.
+/// Mostly for this name, so that clients meet there, and of the kind that the name is used for.
 fn who(meets: usize) -> impl Strategy<Value = Who> {
     let names = prop_oneof![2 => Just(meets), 1 => 0..NAMES];
     let usual = (names, any::<bool>()).prop_map(|(name, writes)| {
@@ -157,7 +157,7 @@ fn who(meets: usize) -> impl Strategy<Value = Who> {
     let any_kind = (0..NAMES, 0..KINDS.len());
     let kind = prop_oneof![9 => usual, 1 => any_kind];
     (kind, 0..CLIENTS.len(), 0..2_u64).prop_map(move |((name, kind), client, number)| {
-        // Callers need not agree on the number of permits.
+        // Callers may disagree about the number of permits.
         let more = u32::from(kind == 3 && client == 2);
         Who { name, kind, client, number, more }
     })
@@ -183,12 +183,12 @@ fn sharers() -> impl Strategy<Value = Vec<Who>> {
 fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
     let (is_lock, waits) = (hold.kind() == HoldKind::Lock, u32::from(scene == Scene::Waiting));
     let reads = u32::from(hold.kind() == HoldKind::Read);
-    // For a writer, how many tokens it has used, and how many have become too many since.
+    // For a writer, how many tokens it has used, and how many have become superfluous since.
     let unused = (1..=3_u64, prop_oneof![3 => Just(0_u64), 1 => Just(1_u64)])
         .prop_map(|(before, last)| Unused { before, last });
     let unused = prop::option::of(unused).boxed();
     let of_writer = unused.clone();
-    // Some are the rest of a longer one.
+    // Some are the remains of a longer one.
     let lease = |hours: u32| NextLease { duration: HOUR * hours, whole: HOUR * hours.max(2) };
     let taken_until = Moment::now().after(HOUR / 2);
     let later = Change::Release { taken_until, unused: None };

@@ -7,12 +7,12 @@ use super::*;
 use crate::store::keys::Keys;
 use crate::store::memory::memory_server::MemoryServer;
 
-/// What a server does besides answering requests.
+/// The effects of time on a server, and its messages.
 pub(super) trait Time {
     /// Ends the lease of a hold.
     fn expire(&self, hold: &HoldId);
 
-    /// Skips the rest of the time for which a key has only holds whose leases are over.
+    /// Skips the time for which a key has only holds whose leases are over.
     fn pass(&self, name: &str);
 
     /// Ends the offers of a name.
