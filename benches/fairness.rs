@@ -3,10 +3,10 @@
 //! Clients in processes of their own, with one thread each, take one lock, hold it, drop the guard
 //! and ask again at once. A *fair round* is the number of clients times the median time from one
 //! hold to the next. *Overtaken* is the greatest number of turns that another client had during one
-//! wait. *Time between holds* is that from the drop of a guard in one client until another one
-//! holds the lock. One crowd has a client that is farther away than the others, one has a client
-//! that never waits and may therefore get nothing, and one locks on a quorum of three servers.
-//! Others take two locks: *at once*, with `lock_all`, or *one by one*, always in the same order, as
+//! wait. *Time between holds* runs from the drop of a guard in one client until another one holds
+//! the lock. One crowd has a client that is farther away than the others, one has a client that
+//! never waits and may therefore get nothing, and one locks on a quorum of three servers. Others
+//! take two locks: *at once*, with `lock_all`, or *one by one*, always in the same order, as
 //! programs without it must.
 //!
 //! In the table after these, readers and a writer want one read-write lock. Neither may starve the
@@ -38,7 +38,7 @@ const OTHER: &str = "the other lock";
 const FARTHER: Duration = Duration::from_millis(2);
 const FAR: Duration = Duration::from_millis(10);
 
-/// What the clients share, or how one of them differs.
+/// The locks that the clients share, or the way in which one of them differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crowd {
     Alike,

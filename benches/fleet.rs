@@ -1,10 +1,10 @@
 //! # A fleet
 //!
-//! What many clients cost one server: clients that hold a lock each, clients that wait for one name
-//! or for a name each, and busy ones. They are in several processes, which share the cores of this
-//! machine with the server, so times of the server count, and not those of the clients. Commands
-//! are those that a server counts, inside scripts too. Waiting clients are silent: from their cost
-//! follows that of 10,000.
+//! The cost of many clients to one server: clients that hold a lock each, clients that wait for one
+//! name or for a name each, and busy ones. They are in several processes, which share the cores of
+//! this machine with the server, so times of the server count, and not those of the clients.
+//! Commands are those that a server counts, inside scripts too. Waiting clients are silent, so the
+//! cost of 10,000 follows from theirs.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,7 +57,7 @@ struct Fleet {
     time: Duration,
 }
 
-/// What clients use at rest, or while they are busy.
+/// The resources that clients use at rest, or while they are busy.
 struct Usage {
     connections: f64,
     cpu: Duration,
@@ -131,7 +131,7 @@ impl Fleet {
         table::fact("until all were served once", format!("{took:.2?}"), "");
     }
 
-    /// Starts the clients, and waits until they do what they are to do.
+    /// Starts the clients, and waits until they do their work.
     fn start(self, server: &Server, what: &str) -> Vec<Partner> {
         let each = self.clients / self.processes;
         let processes = (0..self.processes).map(|process| {
@@ -194,7 +194,7 @@ fn end(processes: &mut [Partner]) {
     }
 }
 
-/// Returns how many commands a server has executed, but for those that ask it about itself.
+/// Returns how many commands a server has executed, apart from those that ask it about itself.
 fn commands(server: &Server) -> u64 {
     let stats: String = server.ask(&["INFO", "commandstats"]);
     let lines = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));

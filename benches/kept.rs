@@ -1,11 +1,11 @@
 //! # Kept locks
 //!
-//! What other clients pay for a client that keeps its locks. The first table has the time from the
-//! call of another process until it holds a kept lock, and from the drop of a guard of a plain lock
-//! until a process that waits for it does. The call has a longer way: it wakes the server, which
-//! finds the lock kept, and the thread of the keeper that listens, before the release is sent. The
-//! second table has two processes that lock one name by turns, where keeping is useless: after a
-//! few recalls the client stops keeping that name.
+//! The cost to other clients of a client that keeps its locks. The first table has the time from
+//! the call of another process until it holds a kept lock, and from the drop of a guard of a plain
+//! lock until a process that waits for it does. The call has a longer way: it wakes the server,
+//! which finds the lock kept, and the thread of the keeper that listens, before the release is
+//! sent. The second table has two processes that lock one name in turn, where keeping is useless:
+//! after a few recalls the client stops keeping that name.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ fn main() {
 }
 
 /// Measures the time from the call for a lock that another process keeps until it is held, compared
-/// with a hand-over from a holder that releases it.
+/// with a release by its holder.
 fn recall_to_held(rounds: u32, server: &Server) {
     let client = keeping(&server.url(), "warm");
     let mut other = Partner::start("take", &[&server.url()]);
@@ -93,7 +93,7 @@ fn take(arguments: &[String]) {
     }
 }
 
-/// Measures two processes that lock one name by turns, which makes keeping it useless.
+/// Measures two processes that lock one name in turn, which makes keeping it useless.
 fn by_turns(rounds: u32, server: &Server) {
     let [mut kept, mut not] = [Vec::new(), Vec::new()];
     for _ in 0..3 {

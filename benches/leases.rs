@@ -1,10 +1,10 @@
 //! # Many leases
 //!
-//! What it costs to hold many locks for several lengths of their leases, each of which is renewed
-//! three times in a lease. *Bytes each* are the private memory of the process and the `used_memory`
-//! of the server, which also has a fence for each name. *CPU of the renewer* is the time of the one
-//! thread that renews all of them. Plain leases belong to the thread that locked, *owned* ones to
-//! no thread.
+//! The cost of holding many locks, for several lengths of their leases. Each is renewed three times
+//! in a lease. *Bytes each* are the private memory of the process and the `used_memory` of the
+//! server, which also has a fence for each name. *CPU of the renewer* is the time of the one thread
+//! that renews all of them. Plain leases belong to the thread that locked, *owned* ones to no
+//! thread.
 //!
 //! The leases *over 150 ms* are held over a link with a round trip of that time, whose window grows
 //! from 16 KB as that of TCP does, and they are acquired in sets of 1,000, so that many are due at

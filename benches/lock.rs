@@ -174,7 +174,7 @@ fn count_kept(cycles: u32, server: &Server) {
     let scripts = server.evals() - evals;
     table::head_of_facts(&format!("a kept lock, {cycles} cycles"));
     table::fact("time of a cycle", format!("{micros:.2} µs"), &table::at_most(micros, 0.6));
-    // Rounded: in one of a thousand cycles, a block of fences costs a few more.
+    // Rounded: in one cycle in a thousand, a block of fences costs a few more.
     let allocations = (allocations * 10.0).round() / 10.0;
     let goal = table::at_most(allocations, 2.0);
     table::fact("allocations of a cycle", format!("{allocations:.1}"), &goal);

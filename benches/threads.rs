@@ -2,7 +2,7 @@
 //!
 //! Many threads of one process with one client. *Raw* has a connection for each name, so that its
 //! threads never wait for each other. *The same, releases posted* does not wait for the replies to
-//! its releases either: that is all there is to gain without sharing connections. *Pool of 4* is a
+//! its releases either, which is all there is to gain without sharing connections. *Pool of 4* is a
 //! client with four connections for all threads.
 //!
 //! - *kept locks*: each thread locks its own name again and again without a request.
