@@ -141,7 +141,7 @@ impl Plan {
         after.lost
     }
 
-    /// Lets the leases be renewed for a while, and prints the cost.
+    /// Measures the renewal of the leases for a while, and prints the cost.
     fn renew(self, server: &Server, goal: impl Fn(f64, f64) -> String) {
         let (cpu, switches) = (CpuTime::of(RENEWER), Switches::of(RENEWER));
         let (server_cpu, calls) = (server.cpu_time(), server.evals());

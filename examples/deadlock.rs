@@ -1,5 +1,5 @@
-//! Two processes that lock the same two names in opposite order: a deadlock, which is told and then
-//! ended.
+//! Two processes that lock the same two names in opposite order: a deadlock, which is reported and
+//! then ended.
 //!
 //! See "A deadlock" in `docs/cookbook.md`.
 //!
@@ -39,7 +39,7 @@ fn lock_both(url: &str, process: &'static str, [first, second]: [&str; 2]) -> Re
             // As the log has it in words, once for each process.
             if let Event::Deadlock { names, clients, .. } = event {
                 for (name, client) in names.iter().zip(clients) {
-                    println!("{process} is told: {client} waits for {name}");
+                    println!("{process} learns: {client} waits for {name}");
                 }
             }
         })

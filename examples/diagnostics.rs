@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the program holds and waits for, a line each.
+/// The holds and waits of the program, one line each.
 fn locks(client: &Client) -> String {
     let mut page = String::new();
     for held in client.holds() {

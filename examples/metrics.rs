@@ -244,7 +244,7 @@ fn check(page: &str) {
     ] {
         assert!(page.lines().any(|other| other == line), "no {line:?} in\n{page}");
     }
-    assert!(!page.contains(NAME), "names of locks are no labels");
+    assert!(!page.contains(NAME), "names of locks are not labels");
     let waits = page.lines().find_map(|line| line.strip_prefix("leasehold_wait_seconds_count "));
     let waits: usize = waits.and_then(|count| count.parse().ok()).expect("a number");
     assert!((1..acquired).contains(&waits), "some calls have waited, and the first has not");

@@ -47,7 +47,7 @@ fn main() -> Result<(), Error> {
     guard.unlock()
 }
 
-/// Lets three workers count for a while, and prints how far they got.
+/// Runs three workers that count for a while, and prints how far they got.
 fn stage(what: &str, client: &Client) -> Result<(), Error> {
     println!("\n-- {what}");
     let before = COUNTER.load(Ordering::SeqCst);

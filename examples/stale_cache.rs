@@ -94,7 +94,7 @@ impl Cache {
     }
 }
 
-/// Lets all servers ask for the page at the same moment. Threads play the servers.
+/// Makes all servers ask for the page at the same moment. Threads play the servers.
 fn serve_all(client: &Client, cache: &Cache) -> Result<Vec<Page>> {
     let all_ready = Barrier::new(SERVERS);
     let ask = |server: usize| {

@@ -28,7 +28,7 @@ impl Raw {
 
     pub(crate) fn lock_and_unlock(&mut self) {
         let token: u64 = self.query(&self.acquire());
-        assert!(token > 0, "nobody else uses the raw lock");
+        assert!(token > 0, "no other program uses the raw lock");
         let freed: bool = self.query(&self.release());
         assert!(freed, "the raw lock does not expire in a cycle");
     }
@@ -57,7 +57,7 @@ impl Raw {
 
     fn receive(&mut self) {
         let reply = self.connection.recv_response().expect("the server replies");
-        assert!(matches!(reply, Value::Int(1..)), "nobody else uses the raw locks: {reply:?}");
+        assert!(matches!(reply, Value::Int(1..)), "no other program uses the raw locks: {reply:?}");
     }
 
     /// Returns both requests as they are sent.

@@ -40,7 +40,7 @@ pub(crate) struct ReceivedSignals {
 }
 
 impl ReceivedSignals {
-    /// Receives signals from now on, which also cancel a wait for a lock.
+    /// Starts to receive signals, which also cancel a wait for a lock.
     ///
     /// Must be called before threads are started, because on Unix they block what this thread
     /// blocks.

@@ -285,7 +285,7 @@ fn supervise(
                 wanted_by_now = receiver.unwrap_or_else(never);
             }
             recv(wanted_by_now) -> _ => {
-                // The receiver is disconnected from now on.
+                // The receiver is disconnected now.
                 wanted_by_now = never();
                 if let Some((wanted, signal)) = make_way
                     && wanted.is_wanted()

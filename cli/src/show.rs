@@ -13,7 +13,7 @@ use crate::output::{ExitError, USAGE, in_seconds, print_either, printable, say, 
 use crate::ping::{Info, NODE};
 
 /// A hint for the user after a hold was ended.
-const LATE: &str = "a holder that listens is told at once, another learns it at its next renewal";
+const LATE: &str = "a holder that listens learns it at once, another at its next renewal";
 
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<i32, ExitError> {
     let survey = client.survey();

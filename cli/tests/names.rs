@@ -289,8 +289,7 @@ fn names_are_listed_in_an_outage_as_far_as_they_are_known() {
 }
 
 /// The end of each line of `unlock` about a hold that it has ended.
-const LATE: &str =
-    "; a holder that listens is told at once, another learns it at its next renewal\n";
+const LATE: &str = "; a holder that listens learns it at once, another at its next renewal\n";
 
 #[test]
 fn unlock_ends_holds_of_every_kind() {

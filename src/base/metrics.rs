@@ -31,7 +31,7 @@ const COUNTER_TEXTS: [(&str, &str); 16] = [
     ("relocks_total", "Kept locks used again, without a request"),
     ("recalls_total", "Kept locks released because another client asked"),
     ("lost_total", "Locks lost while their guards were alive"),
-    ("long_holds_total", "Locks held for longer than the client is told to accept"),
+    ("long_holds_total", "Locks held for longer than warn_held"),
     ("renewals_total", "Renewed leases"),
     ("late_renewals_total", "Leases renewed in their last third"),
     ("renewal_failures_total", "Leases whose renewal has begun to fail"),

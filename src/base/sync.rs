@@ -120,7 +120,7 @@ pub(crate) fn lock_until<T>(
     mutex.try_lock_until(deadline)
 }
 
-/// Lets another thread run.
+/// Yields to another thread.
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) fn yield_now() {
     #[cfg(all(test, unix))]

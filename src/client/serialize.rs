@@ -1,4 +1,5 @@
-//! What a client reports, and two of its settings, for logs and files of any format.
+//! Serialization of a client's reports, and of two of its settings, for logs and files of any
+//! format.
 //!
 //! Durations are numbers of seconds, as a [`Builder`](crate::Builder) reads them, and variants have
 //! their names in lower case. Nothing is written that would allow another client to release a lock.
@@ -350,7 +351,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Durability>(&text).expect(&text), setting);
         }
         check(Durability::Replicas { acks: 1, timeout: SECOND }, &json!("replicas:1:1.5s"));
-        serde_json::from_str::<Durability>("\"disk\"").expect_err("it is no durability");
-        serde_json::from_str::<Deadlock>("\"loud\"").expect_err("it is no setting");
+        serde_json::from_str::<Durability>("\"disk\"").expect_err("it is not a durability");
+        serde_json::from_str::<Deadlock>("\"loud\"").expect_err("it is not a setting");
     }
 }

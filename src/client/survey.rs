@@ -259,12 +259,12 @@ impl Survey {
     /// each name of a circle: the holds that are shown have lasted from the first reply to the
     /// second.
     ///
-    /// Circles are suspicions, not proofs. Redis knows clients, not their threads: a client whose
-    /// one thread waits while another works is no part of a deadlock. A deadlock within one client
-    /// is not shown, nor one through a semaphore, because any permit would do, or through a lock of
-    /// another library; and none over [independent servers](crate::Builder::open_redlock). The
-    /// clients themselves know more, and report what [is a
-    /// deadlock](crate::Builder::deadlock_after).
+    /// Circles are suspicions, not proofs. Redis knows clients, not their threads: a client with
+    /// one thread that waits and another that works is not part of a deadlock. A deadlock within
+    /// one client is not shown, nor one through a semaphore, because any permit would do, or
+    /// through a lock of another library; and none over [independent
+    /// servers](crate::Builder::open_redlock). The clients themselves know more, and report what
+    /// [is a deadlock](crate::Builder::deadlock_after).
     ///
     /// ```
     /// # fn main() -> leasehold::Result<()> {
@@ -297,7 +297,7 @@ impl Survey {
         Ok(lasting.map(WaitingCircle::new).collect())
     }
 
-    /// Returns reports of the names, except of those that are no locks.
+    /// Returns reports of the names, except those that are not locks.
     fn reports(&self, names: BTreeSet<String>) -> Result<Vec<NameReport>> {
         let mut reports = Vec::new();
         for name in names {

@@ -317,7 +317,7 @@ const UNITS: [(&str, f64); 7] = [
 ///
 /// # Errors
 ///
-/// [`InvalidInput`](crate::Error::InvalidInput) if the text is no duration.
+/// [`InvalidInput`](crate::Error::InvalidInput) if the text is not a duration.
 ///
 /// ```
 /// # use std::time::Duration;

@@ -400,7 +400,7 @@ impl ConnectionFactory {
         addresses.sort_by_key(|address| known.replicas.contains(address));
     }
 
-    /// Notes that a server is no master. Returns `true` if this was not known and the host has
+    /// Records that a server is not a master. Returns `true` if this was not known and the host has
     /// another address.
     fn note_replica(&self, address: Option<SocketAddr>) -> bool {
         let Some(address) = address else { return false };

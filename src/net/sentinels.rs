@@ -85,8 +85,8 @@ pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactor
 
 impl Sentinels {
     /// Asks one sentinel after another, each for its share of the time: until one answers, the
-    /// first time until most of them agree, or all of them if an address was rejected. The one
-    /// whose answer counts is asked first from then on.
+    /// first time until most of them agree, or all of them if an address was rejected. After that,
+    /// the one whose answer counts is asked first.
     fn ask(
         &mut self,
         rejected: Option<&Address>,

@@ -1,7 +1,7 @@
 //! Builds the script calls: the keys and arguments of each. `scripts.rs` reads the replies.
 //!
-//! Read-write locks and semaphores look the same in Redis: a sorted set of holds. Which holds can
-//! coexist is decided by `acquire_member.lua` and `serve.lua`.
+//! Read-write locks and semaphores look the same in Redis: a sorted set of holds.
+//! `acquire_member.lua` and `serve.lua` decide which holds can coexist.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;

@@ -118,11 +118,11 @@ pub(crate) enum AcquireReply {
         /// Whether one of several servers has not replied, so that the holds may exist there, or
         /// begin later.
         in_doubt: bool,
-        /// Whether the holder's client may only be keeping the lock, and was told that this one
+        /// Whether the holder's client may only be keeping the lock, and was notified that this one
         /// waits.
         recalled: bool,
-        /// `Some` if an echo was sent: the client is registered, and will be told when the hold in
-        /// its way ends. For a lock, the owner of that hold.
+        /// `Some` if an echo was sent: the client is registered, and will be notified when the hold
+        /// in its way ends. For a lock, the owner of that hold.
         echoed: Option<String>,
     },
 }

@@ -94,7 +94,7 @@ script!(
 
 /// The reply of a script.
 pub(crate) trait ScriptReply: Clone + Send + Sync + 'static {
-    /// The reply for a `WRONGTYPE` error, if that is no failure.
+    /// The reply for a `WRONGTYPE` error, if that is not a failure.
     const OF_WRONG_TYPE: Option<Self> = None;
 
     /// Parses a reply; `None` if it does not have a shape that the script returns.

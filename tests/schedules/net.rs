@@ -88,7 +88,7 @@ impl FakeStream {
         Some(stream.pass().map(|()| stream))
     }
 
-    /// Lets others act, and possibly breaks the connection.
+    /// Yields to other threads, and possibly breaks the connection.
     fn pass(&self) -> io::Result<()> {
         yield_now();
         let mut state = self.state.lock();
@@ -259,7 +259,7 @@ fn may_fail(weather: Weather) -> bool {
 /// The number of replies to posted requests.
 type Replies = Arc<Mutex<u64>>;
 
-/// Lets threads send two requests each at the same time, and then checks that nothing is left.
+/// Runs threads that send two requests each at the same time, and then checks that nothing is left.
 fn scene(weather: Weather, connections: u32) {
     let multiplexer = multiplexer(weather, connections);
     let replies = Replies::default();

@@ -301,7 +301,7 @@ pub(super) fn acquire(
                 names.any(|name| world.was_contended(&call, name))
             });
             if !was_contended {
-                broken(&format!("call {number} is told that {text:?} is held, and it was not"));
+                broken(&format!("call {number} reports {text:?} as held, which it was not"));
             }
             None
         }

@@ -540,7 +540,7 @@ pub(crate) fn use_network(connect: Connect) {
     NETWORK.set(Some(connect));
 }
 
-/// Lets other threads run.
+/// Yields to other threads.
 pub(crate) fn yield_now() {
     let pause = with(|it| {
         let latency = it.latency;

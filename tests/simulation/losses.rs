@@ -235,7 +235,7 @@ impl World {
     }
 
     /// Stops watching the guards of a client that is closed, because the end of its holds by a
-    /// shutdown is no loss.
+    /// shutdown is not a loss.
     pub(super) fn forget_watches(&mut self, client: Process) {
         for held in self.guards.iter_mut().flatten().filter(|held| held.client == client) {
             held.lost = None;

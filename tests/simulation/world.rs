@@ -167,7 +167,7 @@ pub(super) struct ClientState {
     pub(super) client: Option<Client>,
     /// The number of unfinished callers.
     pub(super) running: usize,
-    /// It has been cut off for ever.
+    /// It has been cut off permanently.
     pub(super) is_dead: bool,
     /// When it was closed, perhaps because it was shut down.
     pub(super) closed: Option<Instant>,
@@ -596,7 +596,7 @@ pub(super) fn finish(horizon: Duration) {
     // Clean-ups are repeated until their lease is over.
     let set_back = with(|world| world.set_back());
     let keep = with(|world| world.names.iter().filter_map(|name| name.keep).max());
-    // A late request may have begun or renewed a hold that nobody uses.
+    // A late request may have begun or renewed a hold that no client uses.
     let late = with(|world| world.network.lateness);
     let taken = with(|world| world.longest_taken());
     let kept = keep.unwrap_or_default().max(taken);

@@ -22,8 +22,8 @@
 //!
 //! The register is on another server, which nothing disturbs. Workers write to it whether or not
 //! they still have the lock, except readers, and holders of permits, which have no fence. With
-//! `--unfenced` it accepts every write, and the run fails unless updates are lost. That shows that
-//! the faults hurt, and that the check notices.
+//! `--unfenced` it accepts every write, and the run fails unless updates are lost. This shows that
+//! the faults do harm, and that the check notices.
 //!
 //! The binary is its own main program: it starts itself again as worker processes, and so has no
 //! unit tests. The tests of the models and of the command line are in `checks/`.

@@ -394,7 +394,7 @@ impl Child {
         }
     }
 
-    /// Returns `true` if this process group is the command's, or nobody's any more. Otherwise it is
+    /// Returns `true` if this process group is the command's, or no longer exists. Otherwise it is
     /// another program's: a shell takes the terminal from a job that is in the background.
     fn is_left_by_command(&self, group: Pid) -> bool {
         Some(group) == self.group

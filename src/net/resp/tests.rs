@@ -144,7 +144,7 @@ fn the_announced_length_of_a_reply_allocates_nothing() {
     }
 }
 
-/// Bytes that are no text would be replaced by three times as many.
+/// Invalid UTF-8 would be replaced by three times as many bytes.
 #[test]
 fn a_long_error_reply_is_cut() {
     let reply = [&b"-ERR "[..], &vec![0xff; LONGEST / 2], b"\r\n"].concat();

@@ -296,8 +296,8 @@ impl<N: Peer> NodeJobs<N> {
     }
 
     /// Without a connection, sends jobs over the pooled ones: they may be open even if the server
-    /// accepts no more. A durable job would block one of them, so it goes there only if opening has
-    /// failed.
+    /// accepts no further ones. A durable job would block one of them, so it goes there only if
+    /// opening has failed.
     fn fall_back_to_pool<P: JobPolicy<Peer = N>>(&mut self, policy: &P, io_timeout: Duration) {
         if self.connection.open.is_some() || self.waiting.is_empty() {
             return;

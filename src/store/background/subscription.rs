@@ -332,7 +332,7 @@ fn begins(reply: &Value, channel: &str) -> bool {
 }
 
 /// Returns `true` for a push of a server. Anything else, such as the client's own requests echoed
-/// back, is no sign of life.
+/// back, is not a sign of life.
 fn is_push(reply: &Value) -> bool {
     match reply {
         Value::Array(parts) => {

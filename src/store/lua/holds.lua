@@ -35,7 +35,7 @@ local function wrong_type(left, form)
       found = sides[string.match(first, '^(.):')] or found
     end
   elseif kind == 'hash' and left >= 0 and form == 'zset' then
-    -- A large hash is no lock, and is not read.
+    -- A large hash is not a lock, and is not read.
     local size = redis.pcall('hlen', KEYS[1])
     local fields = type(size) == 'number' and size <= 512 and redis.pcall('hgetall', KEYS[1]) or {}
     if fields[2] and string.find(fields[1], '^.+:%x+$') and string.find(fields[2], '^%-?%d+$') then

@@ -40,7 +40,7 @@ elseif not answer then
 end
 if forced and answer == 1 then
   if redis.pcall('hlen', KEYS[1]) == 1 then
-    -- Redisson's field, which is no owner.
+    -- Redisson's field, which is not an owner.
     redis.pcall('hdel', KEYS[1], 'mode')
   end
   local id, number = string.match(owner, '^(.*):(%x+)$')

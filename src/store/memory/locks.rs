@@ -270,7 +270,7 @@ impl Locks {
         held.note = None;
         if let Some(name) = self.by_key.get_mut(key) {
             name.remove_other_forms(key, hold.kind, &self.inboxes);
-            // The first two are told, because the first may have stopped.
+            // The first two are notified, because the first may have stopped.
             for first in name.queue.iter().filter(|next| next.kind.is_lock()).take(2) {
                 self.inboxes.send(&first.client, Wake::Lock(key.into()));
             }

@@ -46,7 +46,7 @@ impl Memory {
     fn inbox(&self, client: &Arc<str>) -> Arc<Inbox> {
         let mut inboxes = self.inboxes.lock();
         let inbox = inboxes.entry(client.clone()).or_insert_with(|| {
-            // The server sends messages to it from now on.
+            // The server now sends messages to it.
             self.server.0.lock().locks.inboxes.open(client.clone())
         });
         inbox.clone()

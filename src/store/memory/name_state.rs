@@ -314,8 +314,8 @@ impl NameState {
         may_be_kept
     }
 
-    /// Sends a waiting call its echo, if the client will be told when the obstacle ends: a hold
-    /// does that, but a client in front may be gone. Returns the owner of a lock.
+    /// Sends a waiting call its echo, if the client will be notified when the obstacle ends. The
+    /// end of a hold is announced, but a client in front may be gone. Returns the owner of a lock.
     pub(super) fn echo(&self, key: &str, hold: &HoldId, inboxes: &Inboxes) -> Option<String> {
         let permits = hold.kind.permits() as usize;
         let held = self.holds.first()?;

@@ -115,7 +115,8 @@ impl WakeupPolicy for WakeupsOfMajorities {
             .gathered
             .iter_mut()
             .find(|(_, gathered)| gathered.due(required).is_some_and(|due| due <= now))?;
-        // Told with too few messages, the client is told again once a majority has sent one.
+        // If the client is notified after too few messages, it is notified again once a majority
+        // has sent one.
         gathered.told = gathered.count();
         Some(Wake::Lock(name.clone()))
     }
@@ -143,8 +144,8 @@ impl Gathered {
         self.from.iter().filter(|from| **from).count()
     }
 
-    /// Returns when to tell the client. It is told again if it was told before a majority had sent
-    /// the message, and may have asked too soon.
+    /// Returns when to notify the client. It is notified again if that happened before a majority
+    /// had sent the message, because it may have asked too soon.
     fn due(&self, required: usize) -> Option<Instant> {
         if self.count() >= required {
             if self.told < required { Some(self.first) } else { None }

@@ -74,7 +74,7 @@ impl<T> Votes<T> {
     }
 
     /// Returns how many servers have something that is not a lock. Such a server counts as if
-    /// another client held the lock. If the other servers are no majority, the request fails.
+    /// another client held the lock. If the other servers are not a majority, the request fails.
     fn count_wrong(&self) -> usize {
         self.count_failures(FailureKind::WrongType)
     }
@@ -86,7 +86,7 @@ impl<T> Votes<T> {
         wrong > 0 && !self.outvoted_by(wrong) && self.outvoted_by(wrong + self.pending())
     }
 
-    /// Returns `true` if the servers other than `against` are no majority.
+    /// Returns `true` if the servers other than `against` are not a majority.
     fn outvoted_by(&self, against: usize) -> bool {
         self.0.len() - against < self.required()
     }
@@ -218,7 +218,7 @@ impl Votes<AcquireReply> {
     }
 
     /// Returns the owner that a majority has, if each of its servers has sent an echo. If attempts
-    /// have collided, no owner has a majority, and no client is told when they end.
+    /// have collided, no owner has a majority, and no client is notified when they end.
     fn echoed(&self) -> Option<String> {
         let owners = self.answers().filter_map(|reply| match reply {
             AcquireReply::Held { echoed, .. } => echoed.clone(),

@@ -125,7 +125,7 @@ fn the_crate_docs_have_every_page() {
     for page in guides_in(&root().join("docs")) {
         let file = page.file_name().unwrap().to_str().unwrap();
         let name = file.trim_end_matches(".md").replace('-', "_");
-        assert!(guide.contains(&format!("    {name} = \"{file}\";\n")), "{file} is no module");
+        assert!(guide.contains(&format!("    {name} = \"{file}\";\n")), "{file} is not a module");
         assert!(docs.contains("[`guide`]"), "src/lib.rs does not lead to the guide");
     }
 }

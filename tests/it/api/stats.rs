@@ -201,7 +201,8 @@ fn a_missed_wake_up_is_counted(server: &Server) {
     assert_lost(guard.unlock(), "a");
     assert_eq!(waiter.stats().missed_wakeups, 1);
 
-    // An expired lease is no release. The owner is gone; otherwise it would release the lost lock.
+    // An expired lease does not count as a release. The owner is gone; otherwise it would release
+    // the lost lock.
     server.command(&["HSET", &lock_key("b"), "gone:1", "1"]);
     server.command(&["PEXPIRE", &lock_key("b"), "300"]);
     unlock(waiter.lock("b").unwrap());

@@ -125,7 +125,7 @@ fn a_lock_that_was_dropped_is_free_for_the_thread_that_dropped_it(store: &Store)
     let mut events = recorder.events_of_locks();
     events.retain(|event| event.ends_with("of 0"));
     let in_order = ["acquired of 0", "released of 0"].repeat(HOLDS);
-    assert!(events == in_order, "they are told in the order of the holds");
+    assert!(events == in_order, "they are reported in the order of the holds");
 }
 
 fn a_lock_that_was_dropped_is_free_for_the_other_threads(store: &Store) {
@@ -313,7 +313,7 @@ fn the_next_thread_asks_behind_an_unlock(server: &Server) {
     assert_eq!((stats.acquired, stats.released, stats.handoffs), (2, 1, 0));
 }
 
-/// Lets a fault affect the release of `a`, and then makes the client want the lock again.
+/// Disturbs the release of `a` by a fault, and then makes the client want the lock again.
 fn after(server: &Server, fault: impl Fn(&Proxy), next: impl Fn(&Client)) {
     let recorder = Recorder::default();
     let (proxy, client) = behind_proxy(server, patient().on_event(recorder.listener()));

@@ -557,7 +557,7 @@ fn a_writer_can_become_a_reader(store: &Store) {
     let writer = lock.write().unwrap();
     let (lost, fence) = (writer.lost(), writer.fence());
     let reader = writer.downgrade().unwrap();
-    assert!(!lost.is_lost(), "it is no loss");
+    assert!(!lost.is_lost(), "it is not a loss");
     assert_eq!(reader.fence(), fence);
     assert!(lock.try_write().unwrap().is_none());
     let other = elsewhere(|| lock.read().unwrap());

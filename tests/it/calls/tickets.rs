@@ -382,7 +382,7 @@ fn a_failed_renewal_or_release_by_ticket_leaves_the_hold_unchanged(server: &Serv
     // This happens in the background.
     eventually(SOON, || !server.exists("a"));
     let ticket = owned(&direct, "a", 10 * SOON).detach().unwrap();
-    // This is transparent: the effect of the first attempt is no loss.
+    // This is transparent: the effect of the first attempt is not a loss.
     proxy.lose_reply();
     client.renew_ticket(&ticket).unwrap();
     proxy.lose_reply();

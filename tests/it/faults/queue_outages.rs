@@ -1,5 +1,5 @@
-//! An outage while threads queue: no thread is told that another owner holds the lock, unless an
-//! answering server has said so.
+//! An outage while threads queue: no thread reports that another owner holds the lock unless a
+//! server has replied so.
 
 use std::thread;
 use std::time::Duration;

@@ -69,7 +69,7 @@ fn a_lost_lock_names_the_client_that_took_it(server: &Server) {
     server.command(&["DEL", &lock_key("f")]);
     let _permit = other.semaphore("f", 2).acquire().unwrap();
     permit.verify().unwrap_err();
-    assert_eq!(permit.lost().cause(), Some(LossCause::Gone), "nobody is in its way");
+    assert_eq!(permit.lost().cause(), Some(LossCause::Gone), "no other client is in its way");
 }
 
 fn unlock_and_lost_agree_on_a_loss(server: &Server) {

@@ -160,7 +160,7 @@ impl Drop for Authority {
 }
 
 impl Server {
-    /// Shows other credentials to clients that connect from now on.
+    /// Shows other credentials to clients that connect later.
     pub(crate) fn change_credentials(&self, credentials: &Credentials) {
         let Credentials { certificate_file, key_file, .. } = credentials;
         let change = ["tls-cert-file", certificate_file, "tls-key-file", key_file];

@@ -84,7 +84,7 @@ impl Child {
             .unwrap_or_else(|_| panic!("the child says nothing:\n{}", self.output.lock()))
     }
 
-    /// Lets a child that waits for its parent continue.
+    /// Resumes a child that waits for its parent.
     pub(crate) fn go_on(&mut self) {
         self.tell("go on");
     }
@@ -137,12 +137,12 @@ impl Drop for Child {
     }
 }
 
-/// Returns the argument from the parent, or `None` if this process is no child.
+/// Returns the argument from the parent, or `None` if this process is not a child.
 pub(crate) fn argument() -> Option<String> {
     env::var(ARGUMENT).ok()
 }
 
-/// Returns the server of the parent's behaviour, or `None` if this process is no child.
+/// Returns the server of the parent's behaviour, or `None` if this process is not a child.
 pub(crate) fn address() -> Option<Address> {
     argument().map(|text| Address::parse(&text))
 }

@@ -207,7 +207,7 @@ pub(crate) struct Move<'cluster> {
 }
 
 impl Move<'_> {
-    /// Begins the move: from now on, the target serves the keys that the source does not have.
+    /// Begins the move, during which the target serves the keys that the source does not have.
     pub(crate) fn begin(&self) {
         self.to.command(&["CLUSTER", "SETSLOT", &self.slot, "IMPORTING", &id(self.from)]);
         self.from.command(&["CLUSTER", "SETSLOT", &self.slot, "MIGRATING", &id(self.to)]);

@@ -62,7 +62,7 @@ pub(crate) fn assert_rejected<T: Debug>(result: Result<T, Error>, wanted: &str) 
     }
 }
 
-/// Checks that a call failed because `name` is no lock of that kind.
+/// Checks that a call failed because `name` is not a lock of that kind.
 #[track_caller]
 pub(crate) fn assert_wrong_type<T: Debug>(result: Result<T, Error>, name: &str) {
     match result {

@@ -122,7 +122,7 @@ impl Server {
         self.keeper().order("STOP");
     }
 
-    /// Lets a stopped server continue (SIGCONT); it executes the requests that have piled up.
+    /// Resumes a stopped server (SIGCONT), which executes the requests that have piled up.
     pub(crate) fn cont(&self) {
         self.keeper().order("CONT");
     }

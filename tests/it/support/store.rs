@@ -259,8 +259,7 @@ impl Store {
         operator.survey().report(name).expect("the servers answer")
     }
 
-    /// Returns `true` if a client is told when it may have its turn, which is so from its first
-    /// wait.
+    /// Returns `true` if a client gets messages about its turn, as it does once it has waited.
     pub(crate) fn listens(&self, client: &Client) -> bool {
         match self {
             Store::Server(server) => server.listeners(client) > 0,

@@ -298,7 +298,7 @@ fn holds_that_any_thread_can_release_make_no_deadlock(store: &Store) {
     assert_eq!(clients.iter().map(|client| client.stats().deadlocks).sum::<u64>(), 0);
 }
 
-/// Lets two threads of each of three clients take locks, in an order that `choose` returns from
+/// Makes two threads of each of three clients take locks, in an order that `choose` derives from
 /// random bits, until `LONG` is over.
 fn take_in_order(clients: &[Client], choose: impl Fn(u64) -> Vec<String> + Sync) -> usize {
     let (end, done) = (Instant::now() + LONG, AtomicUsize::new(0));

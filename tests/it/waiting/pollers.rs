@@ -102,7 +102,7 @@ impl Poller {
         let script = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', KEYS[1])";
         for connection in &mut self.connections {
             let mut eval = redis::cmd("EVAL");
-            // It may be a lock of leasehold, which is no string.
+            // It may be a lock of leasehold, which is not a string.
             let released = eval.arg(script).arg(1).arg(lock_key("a")).arg(&self.token);
             released.query::<Option<u32>>(connection).unwrap_or_default();
         }

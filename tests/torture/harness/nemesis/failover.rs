@@ -44,7 +44,7 @@ pub(super) fn disturb(
     Loss { span: Span { start, end: end.min(now()) }, everything: false }
 }
 
-/// Lets the old master continue, which believes that it is the master until a sentinel tells it
+/// Resumes the old master, which believes that it is the master until a sentinel tells it
 /// otherwise.
 fn bring_back(lease: Duration, old: &Server, fault: Fault, random: &mut Random) {
     thread::sleep(random.tenths(lease, (0, 10)));
@@ -79,7 +79,7 @@ fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Rand
             old.stop();
             elect_another(watched, old);
         }
-        _ => unreachable!("{fault} is no failover"),
+        _ => unreachable!("{fault} is not a failover"),
     }
 }
 
