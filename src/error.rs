@@ -1,10 +1,8 @@
 //! The errors of the public API, distinguished by what a caller can do about each.
 
 use std::error::Error as StdError;
-use std::fmt;
-use std::io;
-use std::iter;
 use std::sync::Arc;
+use std::{fmt, io, iter};
 
 use crate::base::holder::{Holder, ShownClient};
 pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};

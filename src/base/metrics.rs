@@ -4,10 +4,9 @@
 //! events calls it. Counters and gauges come from [`Stats`], once a second, as changes since then,
 //! so that the clients of a process add up.
 
-use std::fmt;
-use std::mem;
 use std::sync::OnceLock;
 use std::time::Duration;
+use std::{fmt, mem};
 
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,

@@ -1,10 +1,9 @@
 //! Opens the state that the clones of a client share, with one function for each way to run Redis.
 
-use std::io;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 use std::time::Instant;
+use std::{io, thread};
 
 use crate::base::clock::end_of;
 use crate::base::event_thread::Events;

@@ -6,9 +6,8 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::env;
-use std::fmt;
 use std::time::Duration;
+use std::{env, fmt};
 
 use crate::config::callbacks::Credentials;
 use crate::config::durability::Durability;

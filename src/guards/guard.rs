@@ -1,9 +1,8 @@
 //! The guard of every kind, and the trait for code that takes any guard.
 
-use std::fmt;
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, slice};
 
 use crate::error::Result;
 use crate::guards::kinds::Kind;

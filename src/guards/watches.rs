@@ -2,10 +2,9 @@
 //! another client waits for it.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::process;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use std::{fmt, process};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 

@@ -3,10 +3,9 @@
 //! Decides what happens to a request while the server is down or slow. Each is executed at once. If
 //! the reply takes longer than the caller waits, it is lost, so that the outcome is unknown.
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use parking_lot::Mutex;
 use redis::Value;
