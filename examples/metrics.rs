@@ -36,8 +36,8 @@ fn main() -> Result<(), Error> {
     };
     work(&client)?;
 
-    // Events are delivered on a thread of their own, and another has found the lease lost. A server
-    // of metrics just takes what is there.
+    // Events are delivered on a thread of their own, and another has found the lease lost. A
+    // metrics server just takes whatever is there.
     let deadline = Instant::now() + Duration::from_secs(10);
     let is_told = |stats: Stats| stats.lost == 1 && metrics.held.count() == stats.released;
     while !is_told(client.stats()) {

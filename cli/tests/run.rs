@@ -229,7 +229,7 @@ fn a_failed_release_is_reported_and_does_not_fail_the_command() {
     server.kill();
     running.close_input();
     assert_eq!(running.code(), 1);
-    assert!(running.errors().contains("lease"), "it says until when the lock lasts");
+    assert!(running.errors().contains("lease"), "it says how long the lock lasts");
 }
 
 /// The line for cron in the manual that survives the death of the host that runs the job, with

@@ -608,7 +608,7 @@ mod tests {
     fn each_client_in_a_deadlock_finds_a_shortest_circle() {
         let two = [lock("a", "1", &["2"]), lock("b", "2", &["0", "1"])];
         assert_eq!(found(&two), ["1 b, 2 a"]);
-        // With a detour from 1 by 3 to 2, and another circle of 3 and 4.
+        // With a detour from 1 via 3 to 2, and another circle of 3 and 4.
         let more = [lock("c", "3", &["1", "4"]), lock("d", "4", &["3"]), lock("e", "2", &["3"])];
         assert_eq!(found(&[&two[..], &more].concat()), ["1 b, 2 a", "3 d, 4 c"]);
         assert_eq!(found(&[&two[..1], &more].concat()), ["1 c, 3 e, 2 a", "3 d, 4 c"]);

@@ -34,7 +34,7 @@ use crate::store::hold_id::HoldKind;
 ///
 /// An election and a [`Mutex`](crate::Mutex) with the same name are the same lock.
 ///
-/// Besides the methods below it has those of every [`LockHandle`], such as
+/// In addition to the methods below, it has those of every [`LockHandle`], such as
 /// [`lease`](Election::lease) and [`wait`](Election::wait).
 pub type Election = LockHandle<Candidacy>;
 
@@ -128,7 +128,7 @@ impl Election {
 /// The time during which a client is the leader. Any thread may drop it, which ends it. Created by
 /// [`Election::campaign`].
 ///
-/// Besides the methods below it has those of every [`LockGuard`], such as
+/// In addition to the methods below, it has those of every [`LockGuard`], such as
 /// [`is_held`](Term::is_held) and [`lost`](Term::lost).
 pub type Term = LockGuard<Leadership>;
 

@@ -29,7 +29,7 @@ use crate::protocol::call::Wait;
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Besides the methods below it has those of every [`LockHandle`], such as
+/// In addition to the methods below, it has those of every [`LockHandle`], such as
 /// [`lease`](MultiMutex::lease) and [`wait`](MultiMutex::wait).
 pub type MultiMutex = LockHandle<LockNames>;
 
@@ -98,7 +98,7 @@ impl MultiMutex {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// Besides the methods below it has those of every [`LockGuard`], such as
+/// In addition to the methods below, it has those of every [`LockGuard`], such as
 /// [`is_held`](MultiGuard::is_held) and [`lost`](MultiGuard::lost).
 pub type MultiGuard = LockGuard<SeveralLocks>;
 

@@ -42,8 +42,8 @@ use crate::ticket::Ticket;
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Besides the methods below it has those of every [`LockHandle`], such as [`lease`](Mutex::lease)
-/// and [`wait`](Mutex::wait).
+/// In addition to the methods below, it has those of every [`LockHandle`], such as
+/// [`lease`](Mutex::lease) and [`wait`](Mutex::wait).
 pub type Mutex = LockHandle<Exclusive>;
 
 impl Mutex {
@@ -301,7 +301,7 @@ fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
 /// Dropping a guard never panics, and does not wait for the server's reply: see [What drop
 /// does](crate#what-drop-does). [`unlock`](Guard::unlock) waits, and reports errors.
 ///
-/// Besides the methods below it has those of every [`LockGuard`]: [`name`](Guard::name),
+/// In addition to the methods below, it has those of every [`LockGuard`]: [`name`](Guard::name),
 /// [`is_held`](Guard::is_held), [`remaining`](Guard::remaining), [`lost`](Guard::lost),
 /// [`verify`](Guard::verify), [`renew`](Guard::renew) and [`unlock`](Guard::unlock).
 ///
@@ -391,7 +391,7 @@ impl Guard {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// Besides the methods below it has those of every [`LockGuard`], such as
+/// In addition to the methods below, it has those of every [`LockGuard`], such as
 /// [`is_held`](OwnedGuard::is_held) and [`unlock`](OwnedGuard::unlock).
 pub type OwnedGuard = LockGuard<AnyThread>;
 

@@ -44,8 +44,8 @@ use crate::store::hold_id::HoldKind;
 /// Not available on several [independent servers](crate::Builder::open_redlock), where every call
 /// returns [`InvalidInput`](crate::Error::InvalidInput).
 ///
-/// Besides the methods below it has those of every [`LockHandle`], such as [`lease`](RwLock::lease)
-/// and [`wait`](RwLock::wait).
+/// In addition to the methods below, it has those of every [`LockHandle`], such as
+/// [`lease`](RwLock::lease) and [`wait`](RwLock::wait).
 pub type RwLock = LockHandle<ReadWrite>;
 
 impl RwLock {
@@ -173,7 +173,7 @@ impl RwLock {
 /// A read-write lock that is held for reading. Any thread may drop it, which releases it. Created
 /// by [`RwLock::read`].
 ///
-/// Besides the method below it has those of every [`LockGuard`], such as
+/// In addition to the method below, it has those of every [`LockGuard`], such as
 /// [`is_held`](ReadGuard::is_held) and [`unlock`](ReadGuard::unlock).
 pub type ReadGuard = LockGuard<Reader>;
 
@@ -190,7 +190,7 @@ impl ReadGuard {
 /// A read-write lock that is held for writing. Any thread may drop it, which releases it. Created
 /// by [`RwLock::write`].
 ///
-/// Besides the methods below it has those of every [`LockGuard`], such as
+/// In addition to the methods below, it has those of every [`LockGuard`], such as
 /// [`is_held`](WriteGuard::is_held) and [`unlock`](WriteGuard::unlock).
 pub type WriteGuard = LockGuard<Writer>;
 

@@ -37,7 +37,7 @@ use crate::store::hold_id::HoldKind;
 /// on several [independent servers](crate::Builder::open_redlock), where every call returns
 /// [`InvalidInput`](Error::InvalidInput).
 ///
-/// Besides the methods below it has those of every [`LockHandle`], such as
+/// In addition to the methods below, it has those of every [`LockHandle`], such as
 /// [`lease`](Semaphore::lease) and [`wait`](Semaphore::wait).
 pub type Semaphore = LockHandle<Permits>;
 

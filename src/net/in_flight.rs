@@ -117,8 +117,8 @@ impl InFlight {
         self.queue.front().and_then(|next| next.sent)
     }
 
-    /// Returns since when the next reply is expected. A request is not served before those in front
-    /// of it.
+    /// Returns the time since which the next reply is expected. A request is not served before
+    /// those in front of it.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
         let last_reply = if self.queue.is_empty() { None } else { self.last_reply };
         self.since().max(last_reply)

@@ -355,7 +355,7 @@ impl World {
             return Err(format!("took {took:?}, and may take {most:?}"));
         }
         match (result, call.cancelled) {
-            (Err(Error::Cancelled { .. }), None) => Err("is said to be cancelled".into()),
+            (Err(Error::Cancelled { .. }), None) => Err("reports that it was cancelled".into()),
             (Ok(Some(_)), Some(at)) if now > at + stopped + WAKE_UP => {
                 Err(format!("gets its hold {:?} after it was cancelled", now - at))
             }

@@ -235,7 +235,7 @@ impl World {
         let Some((name, hold)) = &verify.hold else { return Ok(()) };
         let exists = self.has_hold(*name, hold);
         if result.is_ok() && !verify.existed && !exists && verify.changes == self.changes {
-            return Err("it is said to exist".into());
+            return Err("it is reported to exist".into());
         }
         if let Err(error @ Error::Unavailable { .. }) = result {
             let asked = self.record.of(*name, hold);

@@ -141,7 +141,7 @@ struct Executor {
     free: Vec<usize>,
     stacks: Vec<Coroutine>,
     current: Option<usize>,
-    /// Until when each process is stopped.
+    /// When each stopped process resumes.
     paused: Vec<Duration>,
     /// How far the system's clock of each process is ahead, in nanoseconds.
     ahead: Vec<i64>,

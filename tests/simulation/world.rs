@@ -155,7 +155,7 @@ pub(super) struct World {
     pub(super) clock_seen: (Instant, u64),
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
-    /// Until when tokens may repeat: so many servers lost the counter that not every two majorities
+    /// How long tokens may repeat: so many servers lost the counter that not every two majorities
     /// share one that kept it, and not all clocks are right.
     pub(super) tokens_repeat_until: Option<Instant>,
     pub(super) tally: Tally,
@@ -178,8 +178,8 @@ pub(super) struct ClientState {
     pub(super) stops: Vec<Range<Instant>>,
     /// Its reports.
     pub(super) ledger: Ledger,
-    /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
-    /// it has failed.
+    /// The end of the last time in which it was stopped, cut off or closed, or the server was away,
+    /// or its last failed request.
     pub(super) disturbed: Instant,
 }
 
@@ -203,9 +203,9 @@ pub(super) struct NameState {
     pub(super) taken_at: Instant,
     /// Whether an operator has ever ended a hold of it.
     pub(super) was_forced: bool,
-    /// Since when the name has been free on the server, as far as known.
+    /// When the name became free on the server, as far as known.
     pub(super) free_since: Option<Instant>,
-    /// Since when no guard of the name is valid.
+    /// When the last guard of the name ceased to be valid.
     pub(super) unguarded_since: Instant,
     /// The clients that were waiting when the last hold of each client ended, and when that was.
     pub(super) waited: BTreeMap<String, (Instant, Vec<String>)>,

@@ -5,9 +5,9 @@
 
 -- Pollers are in no queue, and cannot be offered the lock. So they and the clients of this kind
 -- have turns of the same length. A release in the clients' turn offers the lock as always. The
--- first one after it leaves the lock free, and for 20 ms only pollers get it; however long they
--- then have it until a client gets it again is their turn. The clients' next turn is as long. If no
--- poller had the lock, the clients' turn is 20 ms, or 100 ms if none was seen for two seconds.
+-- first one after it leaves the lock free, and for 20 ms only pollers get it. Their turn then lasts
+-- until a client gets it again. The clients' next turn is as long. If no poller had the lock, the
+-- clients' turn is 20 ms, or 100 ms if none was seen for two seconds.
 -- A string has whose turn it is, a time in ms, and when a poller was last seen. The time is that at
 -- which the turn of the pollers began (`theirs`), or at which that of the clients ends (`ours`).
 -- Without it, the next release begins a turn of the pollers. Failures are ignored.

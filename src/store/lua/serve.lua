@@ -10,7 +10,7 @@
 -- is told too, asks how long the offer lasts, and asks again then.
 -- A client whose channel has no listener is removed if another one listens. If none does, the
 -- server may have restarted or just become the master, and all of them may be about to listen. For
--- two seconds they then keep their places, and those behind them are only told when that ends,
+-- two seconds they then keep their places, and those behind them are only notified when that ends,
 -- unless permits are left for both. Before its turn, a client without a listener is removed only
 -- after it has waited for two seconds, because it may be about to listen, and behind some proxies
 -- no client can. If the server refuses to publish, each client finds its turn when it next asks.

@@ -180,7 +180,7 @@ impl LockedLinks<'_> {
         self.each.iter_mut().for_each(|link| link.read_or_close(io_timeout));
     }
 
-    /// Returns until when to wait for connections; `None` if there are none to wait for.
+    /// Returns how long to wait for connections; `None` if there are none to wait for.
     fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
         let moment = self.each.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
         // Without a majority the call fails in any case, so it waits as long as it can.

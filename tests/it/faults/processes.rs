@@ -280,7 +280,8 @@ fn fork_while_busy_in_a_child() {
                 }
             });
         }
-        // The child does not have the threads that hold locks of the process at the moment.
+        // The child lacks the threads that hold internal locks of the process at the moment of the
+        // fork.
         for _ in 0..200 {
             let forked = match fork().unwrap() {
                 Fork::Child => {

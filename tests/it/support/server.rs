@@ -2,7 +2,7 @@
 //!
 //! It has a directory of its own, listens on a free port of 127.0.0.1 and on a Unix socket in that
 //! directory, keeps nothing on disk unless told to, and never outlives the process that started it.
-//! A process on Windows has it started by `tests/windows/servers`, without the Unix socket.
+//! For a process on Windows, `tests/windows/servers` starts it, without the Unix socket.
 #![allow(
     dead_code,
     reason = "every test, example and bench that includes this file uses a part of it"
