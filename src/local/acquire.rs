@@ -1,8 +1,8 @@
 //! Acquiring a lock, from the call to the hold.
 //!
 //! A call of a thread that holds the lock adds a level. Any other call asks the machine of its name
-//! what to do: to send a request, to wait until it is woken, or to end. It does that, and tells the
-//! machine what came of it.
+//! what to do: to send a request, to wait until it is woken, or to end. It does that, and reports
+//! the result to the machine.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,11 +43,11 @@ pub(super) struct LockCall<'a> {
     /// Its number among the calls that look for deadlocks: that of the hold that it has asked for
     /// first.
     pub(super) looker: Option<u64>,
-    /// The conversation of its own, if it takes part in no other.
+    /// Its own conversation, if it takes part in no other.
     alone: Option<Name<Arc<Parker>>>,
-    /// When the request was sent whose reply came last.
+    /// When the request with the latest reply was sent.
     sent: Moment,
-    /// Lets a release by Redisson wake it.
+    /// Makes a release by Redisson wake the call.
     redisson: Option<RedissonWait>,
 }
 
@@ -71,7 +71,8 @@ pub(crate) fn lock(
     Ok(Some(Level { hold, depth: 1 }))
 }
 
-/// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
+/// Acquires a hold that belongs to no thread. `None` if it cannot be acquired by the end of the
+/// wait.
 #[track_caller]
 pub(crate) fn owned(
     shared: &Shared,
@@ -142,8 +143,8 @@ pub(super) fn report<T>(
     outcome
 }
 
-/// Gives back new holds, with an error, if the client was closed in the meantime, or the wait
-/// cancelled: the thread that did so may be what has freed their locks.
+/// Gives back new holds, with an error, if the client was closed or the wait cancelled in the
+/// meantime: the thread that did so may have freed these locks.
 fn give_back_if_ended(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
     // After the holds have begun: a thread that closes or cancels later finds them, not the call.
     let mut outcome = shared.names.check_open();
@@ -156,8 +157,8 @@ fn give_back_if_ended(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> 
     outcome
 }
 
-/// Returns the hold that the calling thread has of a lock, if there is one. Of a lock that is not
-/// reentrant that is an error.
+/// Returns the calling thread's hold of a lock, if it has one. For a non-reentrant lock this is an
+/// error.
 fn held_already(
     shared: &Shared,
     name: &Arc<str>,
@@ -343,7 +344,7 @@ impl<'a> LockCall<'a> {
                     Parker::send(looks.parker, Signal::Ended(error));
                     next
                 }
-                // It was told how the call ends, perhaps with a hold.
+                // The call has already been told how it ends, perhaps with a hold.
                 next => Ok(next),
             },
             Some(Signal::Tell(telling)) => {

@@ -35,7 +35,7 @@ use crate::store::request::{Acquire, AcquireReply, Registration};
 /// Maximum number of groups that are asked for together, within the time of one request.
 const TOGETHER: usize = 256;
 
-/// How many times as long as an attempt takes a call waits for a lock while it has others.
+/// How long a call waits for a lock while it has others, in attempts.
 const TIMES_BESIDE: u32 = 6;
 
 /// A call for several locks.
@@ -230,7 +230,7 @@ impl SetCall<'_> {
     /// Waits for a held lock without giving back what the call has, if all of that comes earlier in
     /// the order of names: so no two such calls wait for each other. Others that have the lock only
     /// to try for more give it back within the time of an attempt. Returns `true` if the call has
-    /// the lock. What is in the way of that will show again.
+    /// the lock. If something is in the way of this, the next attempt finds it again.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl SetCall<'_> {
             return Ok(false);
         }
         let now = clock::now();
-        // So others that want what this call has wait for a few attempts at most.
+        // So other calls for these locks wait for a few attempts at most.
         let Some(time) = caller.wait.cut(attempt * TIMES_BESIDE, now) else { return Ok(false) };
         let caller = &Caller { wait: Wait::Until(now + time), ..caller.clone() };
         self.holds[held] = match self.wait_for(held, caller) {
@@ -366,7 +366,7 @@ impl SetCall<'_> {
         Err(self.attempts.to_error(failure, "acquire", name))
     }
 
-    /// Asks no more for the holds for which the last request failed. They may exist.
+    /// Stops asking for the holds for which the last request failed. They may exist.
     fn give_up_unanswered(&mut self) {
         if let Some(group) = self.unanswered.take()
             && group.may_begin

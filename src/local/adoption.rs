@@ -63,7 +63,7 @@ fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
     let change = Change::SetDepth { depth, lease: None, durable: false };
     let deadline = end_of(shared.times_for(left.lease).io_timeout);
     let request = HoldRequest { hold: &left.id, change, deadline };
-    // Not worth a wait for a connection.
+    // This is not worth waiting for a connection.
     let write_by = clock::now();
     shared.store.post(vec![PostedChange { request, write_by, on_reply: Box::new(drop) }]);
 }

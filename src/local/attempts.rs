@@ -33,17 +33,17 @@ impl<'a> Attempts<'a> {
         Self { shared, policy, canceller: None, caller: None, was_closed }
     }
 
-    /// Lets them end when the client is closed, even if it was before.
+    /// Makes them end if the client is closed, even if it was closed before.
     pub(super) fn of_open_client(self) -> Self {
         Self { was_closed: false, ..self }
     }
 
-    /// Lets them end when the call is cancelled.
+    /// Makes them end when the call is cancelled.
     pub(super) fn cancelled_by(self, canceller: Option<&'a Canceller>) -> Self {
         Self { canceller, ..self }
     }
 
-    /// Lets them be those of a call for several locks.
+    /// Makes them those of a call for several locks.
     pub(super) fn of_set(self, caller: &'a Caller) -> Self {
         Self { caller: Some(caller), canceller: caller.canceller.as_ref(), ..self }
     }
@@ -114,7 +114,7 @@ impl<'a> Attempts<'a> {
         let names = &self.shared.names;
         let _sleeper = if self.was_closed { None } else { Some(names.add_sleeper(&parker, call)) };
         let _watch = self.canceller.map(|canceller| parker.watch(canceller, name));
-        // Only now: a `close` or a cancellation before that has woken nothing.
+        // Checked only now, because an earlier `close` or cancellation found no thread to wake.
         self.check(name)?;
         match parker.park(Some(end)) {
             Some(Signal::Ended(error)) => Err(error),

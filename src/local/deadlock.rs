@@ -4,12 +4,12 @@
 //! Decides whether a call that has waited for long waits for itself, which is called a *look*. A
 //! *probe* goes from the call to the hold that is in its way, to the call for which the thread of
 //! that hold waits, and so on (edge chasing: Chandy, Misra and Haas 1983). Within the process it
-//! follows the table of the calls that have waited for long. To another client it takes a message,
-//! which names the hold, and which the server that has the lock sends to the holder. If it comes
-//! back to where it began, there may be a circle, but calls that it has passed may have ended
-//! since. So a second probe must find the same calls. Each call waits for one lock, and a thread
-//! that waits keeps what it holds: what both probes have found existed while one was back and the
-//! other not yet on its way. A message that is late, lost or doubled can only hide a circle.
+//! follows the table of the calls that have waited for long. To another client it travels in a
+//! message that names the hold, sent to the holder by the server with the lock. If it comes back to
+//! where it began, there may be a circle, but calls that it has passed may have ended since. So a
+//! second probe must find the same calls. Each call waits for one lock, and a thread that waits
+//! keeps what it holds: what both probes have found existed while one was back and the other not
+//! yet on its way. A message that is late, lost or doubled can only hide a circle.
 //!
 //! Only holds that belong to a thread pass a probe on. A chain ends at a thread that has not waited
 //! for long, and at a hold that any thread can release, such as one of an owned guard.
@@ -53,7 +53,7 @@ pub(super) struct CircleCall {
     pub(super) number: u64,
     /// When it began, by its own system's clock: microseconds since 1970.
     pub(super) began: u64,
-    /// Whether its client lets it fail to break a circle.
+    /// Whether it may fail to break a circle, by the setting of its client.
     pub(super) may_fail: bool,
     /// The name of the lock.
     pub(super) name: String,
@@ -151,7 +151,7 @@ impl Deadlocks {
         let probe = table.next_probe();
         let wait = table.waits.get_mut(&number)?;
         wait.probe = probe;
-        // What an earlier look has found may have changed in between.
+        // The findings of an earlier look may be out of date.
         wait.found = None;
         table.follow(names, number, Probe { number: probe, path: Vec::new() })
     }
@@ -214,14 +214,14 @@ impl Table {
         self.last
     }
 
-    /// Has a probe go on from a call whose thread is in its way, as far as it gets in this process.
-    /// Returns the circle if this is the second one in succession to come back.
+    /// Continues a probe from a call whose thread is in its way, as far as possible within this
+    /// process. Returns the circle if this is the second one in succession to come back.
     fn follow(&mut self, names: &Names, mut at: u64, mut probe: Probe) -> Option<Circle> {
         loop {
             let next = self.next_probe();
             let wait = self.waits.get_mut(&at)?;
             if probe.path.first() == Some(&wait.call) {
-                // One of an earlier look, which has taken long.
+                // This is a slow probe of an earlier look.
                 if probe.number != wait.probe {
                     return None;
                 }
@@ -285,7 +285,7 @@ impl LongWait {
         mem::replace(last, probe.number.max(*last)) < probe.number
     }
 
-    /// Has the thread send a message.
+    /// Makes the thread send a message.
     fn send(&self, telling: Telling) {
         if telling.message.len() <= MESSAGE_MAX {
             self.parker.send(Signal::Tell(Box::new(telling)));
@@ -373,7 +373,7 @@ impl Circle {
         Error::Deadlock { names: self.names(), clients: self.clients(), reason: self.to_line() }
     }
 
-    /// Tells the circle to the other clients, if it has others.
+    /// Notifies the other clients of the circle, if there are any.
     fn to_others(&self, client: &str) -> Option<Telling> {
         let mut clients = self.clients();
         clients.sort_unstable();

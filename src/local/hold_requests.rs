@@ -189,7 +189,8 @@ fn release_before_next(
             write_by: request.deadline,
             on_reply: Box::new(move |reply| {
                 if let Ok(reply) = &reply {
-                    // By the thread that reads it, before it reads a reply to the next call.
+                    // The thread that reads the reply does this, before it reads one to the next
+                    // call.
                     reporter.report_reply(&released, Ok(*reply));
                 }
                 // The thread that unlocks waits for it.
@@ -267,7 +268,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     shared.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
-    // What the clock of this process shows, no server needs to be asked.
+    // A loss by this process's own clock needs no request.
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
         return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
     }

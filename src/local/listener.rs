@@ -173,7 +173,7 @@ struct ListenerThread {
     pauses: Option<Backoff>,
     /// How often the connection was closed since then. A proxy may do that to every subscription.
     closed: u32,
-    /// When messages began to arrive, if they do.
+    /// When messages began to arrive; `None` while they do not.
     ready: Option<Instant>,
 }
 
@@ -220,7 +220,7 @@ impl ListenerThread {
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
             Wake::Echo(name) => names.note_echo(name),
             Wake::Ready => {
-                // Redis keeps no message for a client that does not listen just then.
+                // Redis keeps no messages for a client that is not listening.
                 names.wake_all();
                 // Other clients may have asked for these locks while no message arrived.
                 for hold in names.watched() {

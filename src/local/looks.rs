@@ -28,8 +28,8 @@ pub(super) struct Looks<'a> {
     caller: &'a Caller,
     pub(super) parker: &'a Arc<Parker>,
     next: NextLook,
-    /// The number of the call. It keeps that while it waits again: so the same calls are the same
-    /// circle.
+    /// The number of the call. It keeps this number when it waits again, so that the same calls are
+    /// recognized as the same circle.
     number: u64,
     is_registered: bool,
     /// When to log that the call still waits, unless it was.
@@ -67,7 +67,7 @@ impl<'a> Looks<'a> {
         }
     }
 
-    /// Like [`Parker::park`], and looks from time to time.
+    /// Like [`Parker::park`], but looks from time to time.
     pub(super) fn park(&mut self, deadline: Option<Instant>) -> Option<Signal> {
         loop {
             let look = self.next();
@@ -159,7 +159,7 @@ impl<'a> Looks<'a> {
         reporter.deadlocks.add(call, self.caller.site().to_string(), self.parker, holds);
     }
 
-    /// Sends a message. One that does not arrive is made up for by a later look.
+    /// Sends a message. A later look makes up for a lost one.
     pub(super) fn tell(&self, telling: &Telling) {
         let Shared { store, reporter, .. } = self.shared;
         if let Err(failure) =
@@ -173,8 +173,7 @@ impl<'a> Looks<'a> {
     }
 }
 
-/// Returns the notes of the holds of a thread, each once, or the first of them if they are too long
-/// together.
+/// Returns the notes of a thread's holds, each once, as many as fit.
 fn note_of(holds: &[Arc<Hold>]) -> String {
     let mut notes: Vec<_> = holds.iter().filter_map(|hold| hold.note().cloned()).collect();
     notes.sort_unstable();

@@ -29,7 +29,7 @@ const RECALLS_MAX: u32 = 3;
 /// How long a name is not kept after that. Each further recall starts the pause over.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
-/// What was not recalled for this long is forgotten.
+/// A name is forgotten after this long without a recall.
 const RECALL_MEMORY: Duration = Duration::from_secs(10);
 
 /// How long servers keep the place of a waiting client that was found without a listener.
@@ -50,7 +50,8 @@ pub(crate) struct Names {
     closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
-    /// The locks of this client that others have asked for, and that it had kept for nothing.
+    /// The locks of this client that others have asked for, and that it had kept without using them
+    /// again.
     recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled, RandomState>>,
     sleepers: Mutex<Sleepers>,
     /// The client was closed, or has tried to listen.
@@ -77,7 +78,7 @@ pub(super) struct SleepingCall {
     pub(super) caller: Caller,
 }
 
-/// How often other clients have asked for a lock that was kept for nothing.
+/// How often other clients have asked for a lock that was kept without further use.
 struct Recalled {
     in_a_row: u32,
     last: Instant,
@@ -100,7 +101,7 @@ impl Names {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Lets `close` wake a thread that sleeps outside the names, as long as the result lives. The
+    /// Makes `close` wake a thread that sleeps outside the names, as long as the result lives. The
     /// thread checks after this call whether the client is open.
     pub(super) fn add_sleeper<'a>(
         &'a self,
@@ -111,7 +112,7 @@ impl Names {
         Sleeper { names: self, parker }
     }
 
-    /// Turns away the threads that wait and those that come.
+    /// Rejects waiting and arriving threads.
     pub(crate) fn close(&self) {
         // First, so that a call which begins now either sees this or is found below.
         self.closed.store(true, Ordering::SeqCst);
@@ -154,7 +155,7 @@ impl Names {
         watched
     }
 
-    /// Returns the holds that must not exist in the store and may.
+    /// Returns the debts: holds that may exist in the store, and must not.
     pub(crate) fn debts(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
         let shard = self.shard(kind, name);
         shard.get(name).map(Name::debts).unwrap_or_default()
@@ -217,8 +218,8 @@ impl Names {
         self.listening.load(Ordering::SeqCst)
     }
 
-    /// Does what another client wants that asks for the lock of a tenure, and `waits` for it or
-    /// else has only a moment. Returns the tenure if it was kept: its release is due.
+    /// Handles another client's request for the lock of a tenure. That client `waits` for it, or
+    /// has only a moment. Returns the tenure if it was kept: its release is due.
     pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
         let mut shard = self.shard(HoldKind::Lock, name);
         let known = shard.get_mut(name)?;
@@ -298,7 +299,7 @@ impl Names {
         is_woken
     }
 
-    /// Lets every first call try, because messages may have been missed.
+    /// Makes every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
         let now = clock::now();
         let mut step = NameStep::new(Moment::now());
@@ -318,8 +319,8 @@ impl Names {
         }
     }
 
-    /// Like `wake`, and has the request sent at once that the first call would send once its thread
-    /// is awake.
+    /// Like `wake`, but sends the first call's next request at once, without waiting for its thread
+    /// to wake up.
     pub(super) fn wake_ahead(&self, kind: HoldKind, name: &str, store: &dyn Store) -> bool {
         let mut shard = self.shard(kind, name);
         let ahead = shard.get_mut(name).and_then(|known| known.ask_ahead(&mut self.turn()));

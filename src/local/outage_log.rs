@@ -88,7 +88,7 @@ impl OutageLog {
         failure: &Failure,
         pause: Option<Duration>,
     ) {
-        // A connection that was found broken is no outage.
+        // A broken connection is not an outage.
         let is_late = pause != Some(Duration::ZERO) || failure.kind == FailureKind::Timeout;
         if is_late && is_outage(failure) && !name.is_empty() {
             self.record_failure(name, failure);
@@ -144,7 +144,7 @@ impl OutageLog {
         }
     }
 
-    /// Returns `true` if renewals are refused, as far as is known.
+    /// Returns `true` if renewals are known to be refused.
     pub(super) fn has_refusals(&self) -> bool {
         self.lasts.load(Ordering::Relaxed) && self.state.lock().refused
     }

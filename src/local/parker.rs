@@ -43,7 +43,7 @@ pub(super) fn perform_each(
 /// The actions that are left.
 struct Left(<Actions<Arc<Parker>> as IntoIterator>::IntoIter);
 
-/// If one panics, parked calls are still told what others say: nothing else would wake them.
+/// If one panics, the others still reach their parked calls, which nothing else would wake.
 impl Drop for Left {
     fn drop(&mut self) {
         tell(self.0.by_ref());
@@ -107,7 +107,7 @@ impl Parker {
         signals.pop_front()
     }
 
-    /// Lets the canceller of a call for the lock with this name end the wait.
+    /// Makes the canceller of a call for this lock end the wait.
     pub(super) fn watch(self: &Arc<Self>, canceller: &Canceller, name: &str) -> CancellableWait {
         let parker = self.clone();
         let name = name.to_owned();

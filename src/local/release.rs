@@ -74,7 +74,7 @@ fn finish(result: &mut Result<()>, hold: &Hold, outcome: Result<(), HoldFailure>
 /// Ends the innermost level of a hold.
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth() - 1;
-    // Whatever the reply is: the guard is gone.
+    // The guard is gone, whatever the reply is.
     hold.set_depth(depth);
     let outcome = set_depth(shared, hold, depth, &mut attempts(shared, hold, Wait::No));
     if let Err(HoldFailure::Failed(failure)) = &outcome {
@@ -112,7 +112,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     release_unawaited(shared, holds, None);
 }
 
-/// Releases what a call has acquired and gives up on its way: it does not wait for that.
+/// Releases holds that a call has acquired but gives up. Does not wait for the replies.
 pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
     release_unawaited(shared, holds, Some(caller));
 }
@@ -155,7 +155,7 @@ enum Ending {
 }
 
 /// Ends a hold in this process: from here on it is not renewed, or it is another thread's if it was
-/// handed off. What was lost does not exist any more, or is being cleaned up.
+/// handed off. A lost hold no longer exists, or is being cleaned up.
 fn end_locally(shared: &Shared, hold: &Arc<Hold>, input: HoldInput<'_>) -> Ending {
     // First: from here on a call of this thread waits like any other.
     shared.held_locks.remove(hold);

@@ -80,8 +80,8 @@ pub(super) struct ShutdownCall {
 /// The shutdown of a client.
 #[derive(Default)]
 pub(super) struct Shutdown {
-    /// The calls that wait for its end. A release that has failed once none waits any more is
-    /// reported so.
+    /// The calls that wait for its end. A release that fails when none of them waits any more is
+    /// reported as failed.
     pub(super) calls: Vec<ShutdownCall>,
     pub(super) last_failure: Option<Failure>,
     /// Whether a hold has ended with its lease before its release was confirmed, since the shutdown
@@ -100,8 +100,8 @@ pub(super) fn channel() -> (Renewer, Incoming) {
 }
 
 impl Renewer {
-    /// Returns a handle for the renewer thread's own use. What is posted to it neither wakes the
-    /// thread nor keeps it alive.
+    /// Returns a handle for the renewer thread's own use. Posting to it neither wakes the thread
+    /// nor keeps it alive.
     pub(super) fn own(&self) -> Self {
         Self { wake: bounded(0).0, ..self.clone() }
     }
@@ -153,8 +153,8 @@ impl Renewer {
     }
 
     /// Ends and releases all holds, including future ones. Calls `settle`, and blocks until all
-    /// have ended and all in-doubt holds are removed. A release that has failed is reported so once
-    /// no such call waits any more, and still repeated.
+    /// have ended and all in-doubt holds are removed. A failed release is reported as such once no
+    /// such call waits any more, and is still repeated.
     ///
     /// # Errors
     ///

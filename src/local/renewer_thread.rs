@@ -9,8 +9,8 @@
 //!
 //! After a shutdown has begun, the thread ends leases instead of renewing them. Each release is the
 //! payment of a debt. The shutdown is complete when no call that may acquire a hold is under way,
-//! every hold has ended, and every debt is paid. Until then, each call of it waits for as long as
-//! it likes, and that one has no time does not make a release fail which others await.
+//! every hold has ended, and every debt is paid. Until then, each call of `shutdown` waits for its
+//! own time. When one runs out of time, a release that others wait for does not count as failed.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -158,7 +158,7 @@ impl RenewerThread {
                 }
             }
         }
-        // What was received may be all that is still held.
+        // The messages received so far may contain all remaining holds.
         self.timers.compact(Moment::now());
     }
 
@@ -339,7 +339,8 @@ impl RenewerThread {
             }
             Err(failure) => {
                 let now = Moment::now();
-                // Well before the deadline, even if that is near: a shorter outage loses nothing.
+                // It is repeated well before the deadline, even if that is near, so that a shorter
+                // outage loses nothing.
                 let pause = (hold.lease() / RETRIES).min(hold.remaining(now));
                 self.reporter.outages.record_failed_renewal(&hold.id.name, &failure);
                 self.reporter.step(&hold, HoldInput::RenewalFailed(&failure));
@@ -368,7 +369,8 @@ impl RenewerThread {
                 return;
             }
         }
-        // Without a look the cause stays unknown, but threads wait for these holds to end.
+        // Without this look-up the cause stays unknown, but threads are waiting for these holds to
+        // end.
         for hold in &gone {
             self.reporter.step(hold, HoldInput::LookedUp);
         }

@@ -1,5 +1,5 @@
-//! What begins and ends with a call or a hold, for the user and within the client: that a lock is
-//! held, how a call has ended without it, that a hold has begun, and how it has ended.
+//! The beginnings and ends of calls and holds, for the user and within the client: contention,
+//! calls that end without a lock, and holds that begin and end.
 //!
 //! Decides which events and log lines report that, what is counted, renewed and cleaned up, and
 //! that the next waiter of this process may try. Any thread may learn how a hold has ended; the
@@ -47,7 +47,7 @@ pub(crate) struct Reporter {
     pub(super) store: Option<Weak<dyn Store>>,
     /// Whether this is the renewer's own. It logs all losses of a turn together.
     pub(super) in_turns: bool,
-    /// After how long a hold is reported, if at all.
+    /// The age at which a hold is reported as long, if at all.
     pub(super) warn_held: Option<Duration>,
 }
 
@@ -138,10 +138,10 @@ impl Reporter {
         None
     }
 
-    /// Begins a new hold of a thread of this process. The report comes before the renewer may find
-    /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
+    /// Begins a new hold of a thread of this process. Reported before the renewer may find the hold
+    /// lost, and after the ends of earlier holds, because a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
-        // What the name was used as before has ended, too.
+        // Holds of another kind that the name had before have ended, too.
         let ended = self.names.with_other_kind(&hold.id, |name| {
             let mut step = NameStep::new(Moment::now());
             name.step_name(NameInput::IsOthers, &mut step);
@@ -172,9 +172,10 @@ impl Reporter {
         Some(hold)
     }
 
-    /// Has a new hold renewed.
+    /// Passes a new hold to the renewer.
     pub(super) fn begin_renewal(&self, hold: &Arc<Hold>) {
-        // Counted before the renewer has it: that may find it lost at once, and count its end.
+        // Counted before the renewer has the hold, because it may at once find the hold lost and
+        // count its end.
         self.counters.held.fetch_add(1, Ordering::Relaxed);
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
@@ -231,7 +232,7 @@ impl Reporter {
             }
             HoldEvent::Lost { site, loss } => {
                 self.events.end_span(&hold.span);
-                // That of a tenure that was kept is silent.
+                // The loss of a kept tenure is not reported.
                 if let Some(site) = site {
                     self.report_loss(name, fence, site, loss);
                 }
@@ -379,8 +380,8 @@ impl Reporter {
     }
 
     /// Finds a hold lost because the store does not have it any more, and looks until the deadline
-    /// which client has the lock now. The hold counts as lost at once; those that watch it are told
-    /// after the look, so that they can learn the cause.
+    /// which client has the lock now. The hold counts as lost at once. Its watches are notified
+    /// after the look-up, so that they can report the cause.
     pub(super) fn lose_and_look(&self, hold: &Arc<Hold>, deadline: Instant) {
         if self.step(hold, HoldInput::FoundGone) {
             self.look(hold, deadline);
@@ -404,7 +405,7 @@ impl Reporter {
         }
     }
 
-    /// Reports what the reply to a posted release says.
+    /// Reports the result of a posted release.
     pub(super) fn report_reply(&self, hold: &Arc<Hold>, reply: Result<HoldReply, Failure>) {
         if reply.is_ok() {
             self.record_reply(&hold.id.name);
@@ -423,7 +424,7 @@ impl Reporter {
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
         self.step(hold, HoldInput::Released { outcome, by: ReleasedBy::Call });
         if matches!(outcome, Err(HoldFailure::Lost)) {
-            // Where the hold was gone, the servers of a quorum took the client off those that wait.
+            // Where the hold was gone, the servers of a quorum took the client off the queue.
             self.names.wake(hold.id.kind, &hold.id.name);
         }
     }
@@ -575,7 +576,7 @@ pub(super) mod tests {
         let (reporter, lost) = acquired();
         reporter.lose(&lost);
         reporter.report_acquired(&lost, &caller);
-        assert_eq!(reported(&reporter), [0, 0, 0], "a loss would have to be told too");
+        assert_eq!(reported(&reporter), [0, 0, 0], "a loss would have to be reported, too");
         let (reporter, held) = acquired();
         reporter.report_acquired(&held, &caller);
         assert_eq!(reported(&reporter), [1, 0, 0]);

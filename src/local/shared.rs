@@ -120,7 +120,7 @@ impl Shared {
     /// listens, a lock is left to the client that the store wakes.
     pub(super) fn wake_first(&self, kind: HoldKind, name: &str) {
         if !kind.is_lock() || !self.listening.has_begun() {
-            // No message tells this client of what it has released itself.
+            // This client gets no messages about its own releases.
             self.names.wake(kind, name);
         }
     }
@@ -179,7 +179,7 @@ impl Shared {
         self.names.with(&hold.id, |name| name.end_signal(hold, None))
     }
 
-    /// Lets the holds of a set have one signal.
+    /// Gives the holds of a set a common signal.
     pub(crate) fn share_end_signal(&self, holds: &[Arc<Hold>]) {
         let signal = EndSignal::default();
         for hold in holds {
@@ -225,7 +225,7 @@ impl Shared {
             return hold;
         }
         if !self.names.is_listening() {
-            // A kept lock is released when another client asks, which must be heard.
+            // A kept lock is released when another client asks, so its messages must arrive.
             self.listening.start(&*self.store);
             self.names.wait_to_listen(end_of(self.times.io_timeout));
         }
@@ -310,7 +310,7 @@ impl Drop for Shared {
 pub(super) struct Releases<'a> {
     shared: &'a Shared,
     pub(super) holds: SmallVec<[Arc<Hold>; 1]>,
-    /// Those that are in the way of calls of this process until their releases were sent.
+    /// The holds that block calls of this process until their releases were sent.
     in_the_way: SmallVec<[Arc<Hold>; 1]>,
 }
 
@@ -319,7 +319,7 @@ impl<'a> Releases<'a> {
         Self::of(shared, Vec::new())
     }
 
-    /// Returns those of holds for which no call of this process waits.
+    /// Returns the holds for which no call of this process waits.
     pub(super) fn of(shared: &'a Shared, holds: Vec<Arc<Hold>>) -> Self {
         Self { shared, holds: holds.into(), in_the_way: SmallVec::new() }
     }
@@ -468,7 +468,7 @@ impl HeldLocks {
         self.client
     }
 
-    /// Has `act` use the holds of the calling thread; `None` if there are none.
+    /// Calls `act` with the holds of the calling thread; `None` if there are none.
     fn with<T>(&self, act: impl FnOnce(&mut HashSet<ByName, RandomState>) -> T) -> Option<T> {
         let client = self.client();
         let result = HELD.try_with(|held| {

@@ -2,7 +2,7 @@
 //! about a name. And ending a hold by force.
 //!
 //! Decides how long such a request is repeated. In this process, changes only what a reply proves:
-//! a hold that the store does not know, or that was ended there by force, is lost.
+//! a hold is lost if the store does not know it, or has ended it by force.
 
 use std::cmp::Reverse;
 use std::panic::Location;

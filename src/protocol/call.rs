@@ -142,7 +142,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// What a hold belongs to.
+/// The owner of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldOwner {
     /// Its guard, which any thread may drop.
@@ -151,7 +151,7 @@ pub(crate) enum HoldOwner {
     Thread,
 }
 
-/// The thread that has called for a hold.
+/// The thread that asked for a hold.
 #[derive(Debug)]
 pub(crate) struct CallingThread {
     pub(crate) name: Option<Arc<str>>,
@@ -166,7 +166,7 @@ impl CallingThread {
     }
 }
 
-/// Where the program has called for a hold: by which line, in which thread.
+/// The place of a call in the program: its line and its thread.
 #[derive(Clone, Debug)]
 pub(crate) struct CallSite {
     pub(crate) thread: Arc<CallingThread>,
@@ -224,12 +224,12 @@ pub(crate) fn current_thread(owner: HoldOwner) -> Arc<CallingThread> {
 #[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) thread: Arc<CallingThread>,
-    /// The line of the program that has called.
+    /// The line of the program that made the call.
     pub(crate) place: &'static Location<'static>,
     pub(crate) terms: Terms,
     pub(crate) times: CallTimes,
     pub(crate) canceller: Option<Canceller>,
-    /// What is shown with the hold.
+    /// The note that is shown with the hold.
     pub(crate) note: Option<Arc<str>>,
     /// Whether the hold becomes one of several, which are reported once the set is complete.
     pub(crate) in_set: bool,
@@ -239,7 +239,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Returns where the program has made the call.
+    /// Returns the place of the call in the program.
     pub(crate) fn site(&self) -> CallSite {
         CallSite { thread: self.thread.clone(), place: self.place }
     }
@@ -249,7 +249,7 @@ impl Caller {
         self.times.request_deadline(self.wait, now)
     }
 
-    /// Returns until when the call may wait to write requests that it posts along the way.
+    /// Returns the latest time at which the call may write requests that it posts along the way.
     pub(crate) fn write_by(&self, now: Instant) -> Instant {
         self.request_deadline(now).min(now + POST_MOMENT)
     }

@@ -1,10 +1,10 @@
-//! What a guard has of a tenure, and the renewer of its lease: the terms, and until when it may be
-//! relied on. Reading it takes no lock and no I/O. What else a client knows about a tenure is in
-//! the machine of its name ([`Tenure`](crate::protocol::tenure::Tenure)).
+//! The part of a tenure that guards and the renewer share: its terms, and the time until which it
+//! may be relied on. Reading it takes no lock and no I/O. The rest of what a client knows about a
+//! tenure is in the machine of its name ([`Tenure`](crate::protocol::tenure::Tenure)).
 //!
 //! Everything depends on the local deadline: *the time at which the last confirmed request was
 //! sent, plus the lease, less the drift*. Only the machine changes it, while the name is locked: so
-//! one input ends a tenure or finds it lost, and none renews what another has found lost.
+//! only one input ends a tenure or finds it lost, and none renews a lost one.
 //!
 //! | deadline | set by | what may follow |
 //! |---|---|---|
@@ -36,7 +36,7 @@ const LOST: u64 = 0;
 const ENDED: u64 = 1;
 const UNUSED: u64 = 2;
 
-/// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
+/// A hold, and later the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) id: HoldId,
@@ -72,12 +72,12 @@ struct RareTerms {
     max_hold: Option<Duration>,
     /// When the tenure is lost, however often it is renewed.
     age_limit: Moment,
-    /// Until when the lock stays taken, however early the hold is released.
+    /// The time until which the lock stays taken, however early the hold is released.
     taken_until: Moment,
     note: Option<Arc<str>>,
 }
 
-/// What a reply has brought, and the times of its request and of itself.
+/// A hold granted by a reply, with the times of the request and the reply.
 pub(crate) struct Grant {
     pub(crate) fence: u64,
     /// How many more holds may follow, each with the next token.
@@ -98,7 +98,7 @@ pub(crate) struct NextStep {
 }
 
 impl Hold {
-    /// Creates the hold of a caller that a reply has brought.
+    /// Creates the hold that a reply has granted to a caller.
     pub(super) fn new(id: HoldId, grant: &Grant, caller: &Caller) -> Self {
         let Caller { terms, times, note, .. } = caller;
         let Grant { fence, may_begin, sent, replied, .. } = *grant;
@@ -147,7 +147,7 @@ impl Hold {
         }
     }
 
-    /// Lets the lock of a debt stay taken until then, however early that is paid.
+    /// Keeps the lock of a debt taken until then, however early the debt is paid.
     pub(crate) fn that_stays_taken(self, taken_until: Moment) -> Self {
         let rare = RareTerms { max_hold: None, age_limit: Moment::NEVER, taken_until, note: None };
         Self { rare: Some(Box::new(rare)), ..self }
@@ -171,8 +171,8 @@ impl Hold {
         self.rare.as_ref().map_or(Moment::NEVER, |rare| rare.age_limit)
     }
 
-    /// Returns until when the lock stays taken, however early the hold is released. A lost lock
-    /// does not, nor one that no caller has had.
+    /// Returns the time until which the lock stays taken, however early the hold is released. A
+    /// lost lock does not, nor one that no caller has had.
     pub(crate) fn taken_until(&self) -> Moment {
         match &self.rare {
             Some(rare) if !matches!(self.load(), LOST | UNUSED) => rare.taken_until,
@@ -224,13 +224,14 @@ impl Hold {
     /// Returns the change that releases the hold, to be sent now, with the tokens that its tenure
     /// has left.
     pub(crate) fn begin_release(&self, unused: Option<Unused>) -> Change {
-        // Before it is written: a late reply may then not be that of the only one.
+        // Counted before it is written, so that no reply that comes meanwhile passes for the only
+        // one.
         self.releases.fetch_add(1, Ordering::Relaxed);
         Change::Release { taken_until: self.taken_until(), unused }
     }
 
     /// Returns what the reply to a release means. If another release may have ended the hold, a
-    /// reply that it is gone is no loss, unless it was reported as one.
+    /// reply that it is gone is not a loss, unless it was reported as one.
     pub(crate) fn release_outcome(
         &self,
         reply: Result<HoldReply, Failure>,
@@ -263,7 +264,7 @@ impl Hold {
         self.open_deadline().is_some_and(|deadline| now < deadline)
     }
 
-    /// Returns `true` if less than a third of the lease is left, but some.
+    /// Returns `true` if some of the lease is left, but less than a third.
     pub(crate) fn is_nearly_over(&self, now: Moment) -> bool {
         let remaining = self.remaining(now);
         !remaining.is_zero() && remaining < self.lease() / 3

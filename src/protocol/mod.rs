@@ -1,4 +1,4 @@
-//! What a client does about one name: a machine without I/O that starts no threads. The runtime in
+//! The behaviour of a client towards one name: a machine without I/O or threads. The runtime in
 //! `local` feeds it calls, replies and messages, and does what it says.
 
 pub(crate) mod call;

@@ -1,11 +1,11 @@
-//! The conversation that one client has about one name: which of its calls waits for what, what is
-//! asked of the servers, and what each reply, message and end of a wait means.
+//! The conversation of one client about one name: what each of its calls waits for, what the
+//! servers are asked, and what each reply, message and end of a wait means.
 //!
 //! A deterministic machine, which takes an input ([`Name::step`], [`Name::step_name`],
 //! [`Name::step_hold`]) and says what follows from it. It never blocks, reads a clock or does I/O.
 //! The runtime (`local/`) gives it inputs while it has the name locked, and performs the actions
 //! that it adds to a list. The first call carries the conversation: its thread sends the requests.
-//! All others are parked, and actions tell them.
+//! All others are parked, and are told by actions what to do.
 //!
 //! ```text
 //!             call            reply: Acquired            end, next in tenure
@@ -74,8 +74,8 @@ const KEPT_PAUSE: Duration = Duration::from_millis(5);
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
 
-/// What a client does about one name. It exists while a call of the client wants or has the lock,
-/// or the client keeps it, or a release is not confirmed.
+/// The state of a client's conversation about one name. It exists while a call of the client wants
+/// or has the lock, or the client keeps it, or a release is not confirmed.
 pub(crate) struct Name<P> {
     state: State<P>,
     /// The tenures of this client: that of `state`, any number of permits, and those that other
@@ -103,10 +103,10 @@ enum State<P> {
     Kept(Arc<Hold>),
 }
 
-/// What the first call asks the servers, and what it knows from their replies.
+/// The requests of the first call, and what it knows from their replies.
 struct Conversation<P> {
     first: Call<P>,
-    /// What the request in flight is for. Without one, what the next request is for.
+    /// The purpose of the request in flight. If there is none, the purpose of the next request.
     purpose: Purpose,
     registration: Registration,
     pauses: HeldPauses,
@@ -115,9 +115,9 @@ struct Conversation<P> {
     known: Known,
     /// When servers have answered the last of its requests, if they have.
     answered: Option<Instant>,
-    /// Until when another client has time to release a lock that it may only keep. Set once that
-    /// client was told, if the call does not wait, or is about to be, if the call wants the name as
-    /// another kind.
+    /// The end of the time that another client has to release a lock that it may only keep. Set
+    /// once that client was told, if the call does not wait, or is about to be, if the call wants
+    /// the name as another kind.
     recall_ends: Option<Instant>,
     /// Whether the first call asks again before its pause is over. A parked one has been told.
     is_told: bool,
@@ -134,7 +134,7 @@ struct Conversation<P> {
     spare: Option<Arc<Hold>>,
 }
 
-/// What a request of the first call is for, which decides what the reply means.
+/// The purpose of a request of the first call, which decides what the reply means.
 enum Purpose {
     /// A hold of the first call.
     Acquire {
@@ -176,7 +176,7 @@ impl Purpose {
     const ACQUIRE: Self = Self::Acquire { others: Vec::new(), may_be_older: false };
 }
 
-/// What the last request of the first call has shown.
+/// The result of the first call's last request.
 enum Known {
     /// It has failed, at that time.
     Failed(Failure, Instant),
@@ -184,7 +184,7 @@ enum Known {
     Held {
         /// When the reply said so.
         at: Instant,
-        /// Until when the lock could be free only because it was released, unless a wake-up has
+        /// The time before which the lock is free only if it was released, unless a wake-up has
         /// said that it is.
         until: Option<Moment>,
     },
@@ -224,8 +224,8 @@ impl<P> Conversation<P> {
         })
     }
 
-    /// Returns what the request was for whose reply has come. The next one is for a hold, unless
-    /// the reply says otherwise.
+    /// Returns the purpose of the request that was just answered. The next one is for a hold,
+    /// unless the reply says otherwise.
     fn take_purpose(&mut self) -> Purpose {
         mem::replace(&mut self.purpose, Purpose::ACQUIRE)
     }
@@ -432,7 +432,7 @@ impl<P> Conversation<P> {
         if pause != Some(Duration::ZERO) {
             self.known = Known::Failed(failure.clone(), turn.now);
         } else if let Known::Held { .. } = self.known {
-            // A connection that was found broken is no outage, but has lost a reply.
+            // A broken connection is not an outage, but has lost a reply.
             self.known = Known::Nothing;
         }
         pause
@@ -604,7 +604,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Returns until when a call may stay parked behind others. One that wants a permit may come
+    /// Returns how long a call may stay parked behind others. One that wants a permit may come
     /// first without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let is_several = call.hold.kind.row().is_several;
@@ -689,8 +689,8 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Takes what a reply says about the holds that were asked for, and about the place among the
-    /// waiting clients. Returns the reply as it counts for the first call.
+    /// Takes the part of a reply about the requested holds and the place among the waiting clients.
+    /// Returns the reply as it counts for the first call.
     fn reply_to_attempt(
         &mut self,
         talk: &mut Conversation<P>,
@@ -701,8 +701,8 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Result<AcquireReply, Failure> {
         let reply = match reply {
-            // A hold whose lease is over when the reply comes counts as none: a pause of this
-            // process must not bring forth a guard of nothing.
+            // A hold whose lease is over when the reply comes counts as none: after a pause of this
+            // process, there must be no guard without a hold.
             Ok(AcquireReply::Acquired { .. })
                 if turn.step.now.since(sent) >= reliable(talk.first.caller.times.lease) =>
             {
@@ -824,7 +824,7 @@ impl<P: Clone> Name<P> {
         Next::Done(Outcome::Acquired(hold))
     }
 
-    /// Lets the readers right behind the first call share its hold, and those to come, unless
+    /// Shares the first call's hold with the readers right behind it, and with later ones, unless
     /// another call waits.
     fn share(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
         loop {
@@ -923,7 +923,7 @@ impl<P: Clone> Name<P> {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
                 kept.extend(sent, kept.next_lease(sent).duration, turn.step.now);
                 if !kept.is_valid(turn.step.now) {
-                    // A pause of this process must not bring forth a guard of nothing.
+                    // After a pause of this process, there must be no guard without a hold.
                     self.expire(kept, &mut turn.step);
                     return self.ask(talk, turn);
                 }
@@ -974,7 +974,7 @@ impl<P: Clone> Name<P> {
             }
         }
         if told || is_told {
-            // What this client was offered is a lock, too.
+            // An offer to this client is a lock, too.
             let lock = talk.recalled_lock();
             return self.change(talk, Purpose::Unregister, lock, Change::Unregister);
         }
@@ -985,7 +985,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Goes on after the change was made for which the first call has asked, or has failed.
+    /// Goes on after the change that the first call asked for was made or has failed.
     fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
         let mut talk = self.take_talk();
         talk.record_answer(&outcome, turn.now);
@@ -1009,7 +1009,7 @@ impl<P: Clone> Name<P> {
                 self.fail(talk, failure, turn)
             }
             (Purpose::Acquire { .. } | Purpose::Recall { .. } | Purpose::Refill(_), _) => {
-                unreachable!("a reply to an attempt is no outcome of a change")
+                unreachable!("a reply to an attempt is not the outcome of a change")
             }
         }
     }
@@ -1118,7 +1118,7 @@ impl<P: Clone> Name<P> {
         if let State::Asking(last) | State::Waiting(last) = last
             && let Known::Failed(failure, at) = last.known
         {
-            // A call that has waited since before the outage would find out nothing else.
+            // A call that began to wait before the outage would find out nothing else.
             talk.known = Known::Failed(failure, at);
         }
         talk.is_told = true;
@@ -1171,7 +1171,7 @@ impl<P: Clone> Name<P> {
         if !call.hold.kind.is_lock() {
             return Next::Done(Outcome::Alone);
         }
-        // What it could ask Redis, the first call asks: the next reply decides for both.
+        // The first call already asks what this one could ask, so the next reply decides for both.
         call.leaves = true;
         if let State::Waiting(talk) = &mut self.state
             && !talk.is_told
@@ -1303,7 +1303,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Lets the first call try, because the lock may be free.
+    /// Makes the first call try, because the lock may be free.
     fn wake(&mut self, step: &mut NameStep<P>) {
         match &mut self.state {
             // The reply may be older.
@@ -1393,13 +1393,13 @@ impl<P: Clone> Name<P> {
         self.tenures.iter().any(Tenure::is_debt)
     }
 
-    /// Returns the holds that must not exist in the store and may.
+    /// Returns the debts: holds that may exist in the store, and must not.
     pub(crate) fn debts(&self) -> Vec<Arc<Hold>> {
         let debts = self.tenures.iter().filter(|tenure| tenure.is_debt());
         debts.map(|debt| debt.hold.clone()).collect()
     }
 
-    /// Remembers a hold that no call has, and has it paid.
+    /// Remembers a hold without a call, and schedules its payment.
     fn owe(&mut self, debt: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         self.add(Tenure::owed(debt.clone()));
         step.actions.push(Action::Owe(debt.clone()));
@@ -1411,8 +1411,8 @@ impl<P: Clone> Name<P> {
         self.tenure_mut(hold).map(change).is_some()
     }
 
-    /// Ends the holds of which a new one that excludes them shows that they are over: they were
-    /// released, or an operator has ended one, or a server has forgotten it.
+    /// Ends the holds that a new, exclusive hold shows to be over: they were released, or an
+    /// operator has ended one, or a server has forgotten it.
     fn end_others(&mut self, new: &Hold, step: &mut NameStep<P>) {
         let mut over = Vec::new();
         for tenure in &self.tenures {
@@ -1440,10 +1440,10 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Returns `true` if a later hold of this client shows that one is over which was requested at
-    /// `sent`: an operator has ended it, or its server has forgotten it, or another guard had
-    /// adopted it too, and has released it. A hold that the client had before `sent` may itself be
-    /// one that its server has forgotten.
+    /// Returns `true` if a later hold of this client shows that the one requested at `sent` is
+    /// over: an operator has ended it, or its server has forgotten it, or another guard had adopted
+    /// it too, and has released it. A hold that the client had before `sent` may itself be one that
+    /// its server has forgotten.
     fn is_followed(&self, hold: &Hold, sent: Moment) -> bool {
         hold.id.kind.is_exclusive()
             && self.tenures.iter().any(|other| {
@@ -1546,7 +1546,7 @@ impl<P: Clone> Name<P> {
         step.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
 
-    /// Gives a call the next hold of a tenure, of which the present one is over.
+    /// Gives a call the next hold of a tenure whose current one is over.
     fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, step: &mut NameStep<P>) {
         let Some(next) = next else { return };
         match self.tenure_mut(hold) {
@@ -1718,8 +1718,8 @@ impl<P: Clone> Name<P> {
         ends
     }
 
-    /// Lets the next call try if this hold was in its way, and has ended. Returns `false` if it was
-    /// not.
+    /// Makes the next call try if this hold was in its way, and has ended. Returns `false` if it
+    /// was not.
     fn let_next_try(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
         let was_in_the_way = self.is_held_by(hold);
         if was_in_the_way {
@@ -1875,12 +1875,12 @@ impl<P: Clone> Name<P> {
         is_first
     }
 
-    /// Finds a tenure lost because the store no longer has it, and reports that.
+    /// Finds a tenure lost because the store no longer has it, and reports the loss.
     fn lose(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         self.mark_lost(hold, LossCause::Gone) && self.tell_lost(hold, hold.may_begin, step)
     }
 
-    /// Marks a tenure as lost, of which its guards know at once. `tell_lost` follows when it is
+    /// Marks a tenure as lost, so that its guards know at once. `tell_lost` follows when it is
     /// known why. Returns `false` if it was ended or lost before.
     fn mark_lost(&mut self, hold: &Hold, cause: LossCause) -> bool {
         self.tenure_mut(hold).is_some_and(|tenure| tenure.lose(cause))
@@ -1920,7 +1920,7 @@ impl<P: Clone> Name<P> {
         is_kept && self.end_tenure(hold, now)
     }
 
-    /// Releases a kept lock that no call has used for long enough, or has it looked at again.
+    /// Releases a kept lock that no call has used for long enough, or schedules another look.
     /// Returns `false` if there is nothing more to look at.
     fn look_at_kept(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let end = self.tenure(hold).and_then(Tenure::kept_end);
@@ -1949,7 +1949,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Notes that another client waits for a lock, and has it released if it is only kept.
+    /// Notes that another client waits for a lock, and releases it if it is only kept.
     fn set_hold_wanted(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let is_new = self.change_tenure(hold, Tenure::set_wanted);
         if self.end_kept(hold, step.now) {
@@ -1966,7 +1966,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Returns the signal of the end of a hold: from now on `shared`, if there is one.
+    /// Returns the signal of the end of a hold. With `shared`, switches to that one.
     pub(crate) fn end_signal(&mut self, hold: &Hold, shared: Option<&EndSignal>) -> EndSignal {
         if let Some(tenure) = self.tenure_mut(hold) {
             return tenure.end_signal(shared);
@@ -1976,7 +1976,7 @@ impl<P: Clone> Name<P> {
         signal
     }
 
-    /// Goes on with a lease that is due to be renewed, or to be found lost. Returns `false` if
+    /// Handles a lease that is due for renewal, or that has to be found lost. Returns `false` if
     /// there is nothing more to do about it.
     fn renew(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         // This process may have been paused for longer than the lease.
@@ -2020,7 +2020,7 @@ impl<P: Clone> Name<P> {
         true
     }
 
-    /// Reports a hold that lasts for longer than `after`, once, and has it looked at again. Returns
+    /// Reports a hold that lasts for longer than `after`, once, and schedules another look. Returns
     /// `false` if there is nothing more to look at.
     fn look_at_long(&mut self, hold: &Arc<Hold>, after: Duration, step: &mut NameStep<P>) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };

@@ -17,8 +17,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// itself and so was offered to none. Long enough for a distant client.
 const YIELD_TIME: Duration = Duration::from_millis(200);
 
-/// How long a call waits that relies on being told when to ask. It asks nevertheless: a key may be
-/// deleted by hand. Clients that were interrupted together do not stay together.
+/// How long a call waits that relies on messages. It asks nevertheless: a key may be deleted by
+/// hand. Clients that were interrupted together do not stay together.
 const RELIANCE: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs(10));
 
 /// Returns `true` if a failure says something about the server rather than about the request or
@@ -101,7 +101,7 @@ impl RetryPolicy {
             }
             FailureKind::Transient => {}
         }
-        // That the server has closed an idle connection shows only when it is used.
+        // A closed idle connection is noticed only when it is used.
         let at_once = failure.kind == FailureKind::Disconnected && self.disconnects == 1;
         if at_once {
             return Some(Duration::ZERO);
@@ -138,7 +138,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Creates the pauses for a seed, which others should not have.
+    /// Creates the pauses for a seed. No two waiters should have the same one.
     pub(crate) fn new((min, max): (Duration, Duration), seed: u64) -> Self {
         Self { min, max, last: min, random: SplitMix(seed) }
     }

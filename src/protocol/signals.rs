@@ -1,4 +1,4 @@
-//! What a hold signals to the threads that watch it: that it is over, and that another client waits
+//! The signals of a hold to the threads that watch it: the hold is over, or another client waits
 //! for its lock.
 
 use std::convert::Infallible;
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-/// What those that watch a hold are told. It may only become more.
+/// The state that the watches of a hold see. It may only become more.
 #[derive(Debug)]
 struct HoldSignal {
     /// One of the states below.
     state: AtomicU8,
-    /// Dropped when they are first told something: that wakes them.
+    /// Dropped at the first change, which wakes them.
     sender: Mutex<Option<Sender<Infallible>>>,
     /// Never has a message.
     receiver: Receiver<Infallible>,
@@ -44,8 +44,8 @@ impl HoldSignal {
     }
 }
 
-/// Signals that a hold is over, or the first of several that share this, and whether one was lost.
-/// All clones are the same.
+/// Signals the end of a hold, or of the first of several that share this signal, and whether it was
+/// lost. All clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EndSignal(Arc<HoldSignal>);
 
@@ -57,7 +57,7 @@ impl EndSignal {
         signal
     }
 
-    /// Tells that the hold is over. A loss may come later, and stays.
+    /// Signals that the hold is over. A loss may come later, and stays.
     pub(super) fn tell(&self, was_lost: bool) {
         self.0.tell(if was_lost { LOST } else { OVER });
     }
@@ -97,7 +97,7 @@ impl WantedSignal {
         self.0.tell(WANTED);
     }
 
-    /// Tells that the hold is over.
+    /// Signals that the hold is over.
     pub(super) fn end(&self) {
         self.0.tell(OVER);
     }

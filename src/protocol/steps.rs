@@ -1,6 +1,6 @@
-//! The language of the machine of a name (`name.rs`): what may happen to its calls, to itself and
-//! to its holds ([`Input`], [`NameInput`], [`HoldInput`]), and what follows from that: what the
-//! thread of a call does next ([`Next`]), and what the runtime does ([`Action`]).
+//! The language of the machine of a name (`name.rs`): the inputs about its calls, the name and its
+//! holds ([`Input`], [`NameInput`], [`HoldInput`]), and the results: the next step of a call's
+//! thread ([`Next`]), and the actions of the runtime ([`Action`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl<P> Call<P> {
         }
     }
 
-    /// Returns what tells the call how it ends.
+    /// Returns the action that tells the call how it ends.
     pub(super) fn end(self, outcome: Outcome) -> Action<P> {
         Action::Tell(self.port, Next::Done(outcome))
     }
@@ -63,7 +63,7 @@ impl<P> Call<P> {
     }
 }
 
-/// What happens to a call. Numbers are those of calls.
+/// An input about a call. Numbers are those of calls.
 pub(crate) enum Input<P> {
     /// A call wants a hold. It comes behind all others, or in front of them if it `rejoins`: it was
     /// given a hold, and has lost it on the way.
@@ -79,7 +79,7 @@ pub(crate) enum Input<P> {
         /// be requested again.
         next: Option<HoldId>,
     },
-    /// The change was made for which the first call has asked, or has failed.
+    /// The change that the first call asked for was made or has failed.
     Changed(Result<(), Failure>),
     /// It is the turn of this call, or its time to park is over.
     Due(u64),
@@ -89,7 +89,7 @@ pub(crate) enum Input<P> {
     Panicked(u64),
 }
 
-/// What happens to a name, whatever calls there are.
+/// An input about a name as a whole.
 #[derive(Clone, Copy)]
 pub(crate) enum NameInput {
     /// The lock may be free.
@@ -105,7 +105,7 @@ pub(crate) enum NameInput {
     IsOthers,
 }
 
-/// What happens to a hold.
+/// An input about a hold.
 pub(crate) enum HoldInput<'a> {
     /// Its tenure begins, by no conversation, with a request sent at that time.
     Begin { tenure: Tenure, sent: Moment },
@@ -134,17 +134,17 @@ pub(crate) enum HoldInput<'a> {
     ReleaseGivenUp(&'a Failure),
     /// It is a debt: no call has it, and it may exist in the store until it was released.
     Owed,
-    /// No thread waits any longer for its release, of which the outcome is not known.
+    /// No thread waits any longer for its release, whose outcome is unknown.
     Abandoned,
     /// Its deadline may have passed.
     Deadline,
     /// The store does not have it any more.
     Gone,
-    /// The same, of which its guards know at once. `LookedUp` follows when it is known why.
+    /// The same, but its guards learn of it at once. `LookedUp` follows when it is known why.
     FoundGone,
     /// This other client has its lock now.
     TakenBy(String),
-    /// What can be learnt about its loss is known.
+    /// The look-up of its loss is complete.
     LookedUp,
     /// It was ended by force, by a message.
     Forced,
@@ -152,7 +152,7 @@ pub(crate) enum HoldInput<'a> {
     Wanted,
     /// The store will notify this client when another one waits.
     WillBeTold,
-    /// Its lease is due to be renewed, or to be found lost.
+    /// Its lease is due for renewal, or has to be found lost.
     Due,
     /// A request sent at that time has renewed it.
     Renewed { sent: Moment, lease: Duration },
@@ -172,7 +172,7 @@ pub(crate) enum ReleasedBy {
     Renewer,
 }
 
-/// What the machine is told of the world with each input about a call, and what follows.
+/// The state of the world for an input about a call, and the resulting actions.
 pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
     /// The same by the clock of leases, and what follows.
@@ -186,7 +186,7 @@ pub(crate) struct Turn<P> {
     pub(crate) policy: Policy,
 }
 
-/// What stays the same for all calls of a client.
+/// The settings that all calls of a client share.
 #[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Default))]
 pub(crate) struct Policy {
@@ -216,19 +216,19 @@ impl<P> NameStep<P> {
         Self { now, can_keep: false, reports: Reports::new(), actions: Actions::new() }
     }
 
-    /// Has the renewer look at a tenure then.
+    /// Makes the renewer look at a tenure then.
     pub(super) fn look_at(&mut self, hold: &Arc<Hold>, what: LookFor, due: Moment) {
         self.actions.push(Action::LookAt { hold: hold.clone(), what, due });
     }
 
-    /// Has this reported of the present hold of a tenure.
+    /// Reports this about the current hold of a tenure.
     pub(super) fn report(&mut self, hold: &Arc<Hold>, what: HoldEvent) {
         // The token now: the same step may begin the next hold.
         self.reports.push(HoldReport { hold: hold.clone(), fence: hold.fence(), what });
     }
 }
 
-/// What the thread of a call does next.
+/// The next step of a call's thread.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Sends this request, and goes on with [`Input::Reply`].
@@ -249,14 +249,15 @@ pub(crate) enum Next {
 }
 
 impl Next {
-    /// Waits for what it is told, or is about to be.
+    /// Waits for a signal that was sent, or is about to be.
     pub(super) const AWAIT: Self = Self::Park { until: None, contended: false };
 }
 
 /// A request for holds.
 #[derive(Debug)]
 pub(crate) struct Ask {
-    /// That of the first call, and those of calls behind it that can begin at the same time.
+    /// The hold of the first call, and the holds of calls behind it that can begin at the same
+    /// time.
     pub(crate) holds: SmallVec<[HoldId; 1]>,
     pub(crate) lease: Duration,
     /// The note of all these holds.
@@ -303,11 +304,11 @@ pub(crate) enum Outcome {
     Kept(Arc<Hold>),
 }
 
-/// What follows from an input.
+/// The result of an input.
 pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
 
-/// What the runtime does after an input and its reports, in the order of the list. What the thread
-/// of the call does next comes after that.
+/// An action of the runtime after an input and its reports, in the order of the list. The next step
+/// of the call's thread comes after that.
 #[derive(Debug)]
 pub(crate) enum Action<P> {
     /// Closes the span of a hold whose tenure goes on.
@@ -318,7 +319,7 @@ pub(crate) enum Action<P> {
     CountEnd,
     /// Counts a hold on a kept lock.
     CountHold,
-    /// Counts that a tenure is over, for which a shutdown waits.
+    /// Counts the end of a tenure, for which a shutdown waits.
     Finish,
     /// Receives messages of other clients about this hold.
     Listen(HoldId),
@@ -338,13 +339,13 @@ pub(crate) enum Action<P> {
     RenewAt(Arc<Hold>, Moment),
     /// Tells a parked call what to do next.
     Tell(P, Next),
-    /// Takes the client off those that wait for a hold like this.
+    /// Takes the client off the queue for holds like this.
     Unregister(HoldId),
-    /// Lets the calls try that want the name as a lock.
+    /// Makes the calls that want the name as a lock try.
     WakeLocks,
 }
 
-/// What the renewer looks at a tenure for, besides its lease.
+/// The reason why the renewer looks at a tenure, besides its lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LookFor {
     /// Whether its lock was kept unused for long enough.
@@ -353,10 +354,10 @@ pub(crate) enum LookFor {
     Long,
 }
 
-/// What is reported of an input: one hold, as a rule.
+/// The reports of an input: one hold, as a rule.
 pub(crate) type Reports = SmallVec<[HoldReport; 1]>;
 
-/// What the program is told of a hold.
+/// A report to the program about a hold.
 #[derive(Debug)]
 pub(crate) struct HoldReport {
     pub(crate) hold: Arc<Hold>,

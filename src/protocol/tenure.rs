@@ -32,7 +32,7 @@ const LONG_LOOK_PAUSE: Duration = Duration::from_millis(100);
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
 #[derive(Debug)]
 pub(crate) struct Tenure {
-    /// What guards and the renewer have of it.
+    /// The part that guards and the renewer share.
     pub(crate) hold: Arc<Hold>,
     pub(super) phase: TenurePhase,
     /// The hold that a call has, or had last; `None` while the lock is kept, and of a debt.
@@ -56,7 +56,7 @@ pub(crate) struct Tenure {
     rare: Option<Box<Rare>>,
 }
 
-/// What a tenure is.
+/// The state of a tenure.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TenurePhase {
     /// A call has its hold, or is about to get it.
@@ -67,7 +67,7 @@ pub(super) enum TenurePhase {
     Lost,
     /// It has ended here, and it is not known yet how its release goes.
     Ending { ended: Moment },
-    /// It must not exist in the store, and may. There is nothing to report about it.
+    /// A debt: it may exist in the store, and must not. There is nothing to report about it.
     Owed,
 }
 
@@ -75,12 +75,12 @@ pub(super) enum TenurePhase {
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) since: Moment,
-    /// Where the program has called for it.
+    /// The place of its call in the program.
     pub(crate) site: CallSite,
 }
 
-/// What is known about a loss of a tenure, or may lead to one, and what watches its hold, created
-/// with the first watch.
+/// Details about the loss of a tenure, or that may lead to one, and the watches of its hold.
+/// Created with the first watch.
 #[derive(Debug, Default)]
 struct Rare {
     end: Option<EndSignal>,
@@ -136,7 +136,7 @@ impl Tenure {
         }
     }
 
-    /// Returns `true` if it must not exist in the store, and may.
+    /// Returns `true` if it may exist in the store, and must not.
     pub(super) fn is_debt(&self) -> bool {
         matches!(self.phase, TenurePhase::Ending { .. } | TenurePhase::Owed)
     }
@@ -235,7 +235,7 @@ impl Tenure {
         if mem::replace(&mut self.looked_after, true) { None } else { self.kept_end() }
     }
 
-    /// Returns until when the lock is kept if no thread uses it; `None` if the renewer has nothing
+    /// Returns how long the lock is kept if no thread uses it; `None` if the renewer has nothing
     /// left to check.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
         let end = self.kept_end();
@@ -330,18 +330,18 @@ impl Tenure {
         signal
     }
 
-    /// Tells those that watch the hold, now or later, that it is over, although it is not known yet
-    /// how its release ends.
+    /// Notifies present and future watches that the hold is over, although the outcome of its
+    /// release is not known yet.
     pub(super) fn tell_over(&mut self) {
         let rare = self.rare();
         rare.told_over = true;
         let end = rare.end.clone();
         self.tell_watches(false);
-        // They are told, too, if it then turns out to be lost.
+        // They are also notified if the hold then turns out to be lost.
         self.rare().end = end;
     }
 
-    /// Tells those that watch the hold that it is over, even those that also watch other holds.
+    /// Notifies the watches of the hold that it is over, even those that also watch other holds.
     pub(super) fn tell_watches(&mut self, was_lost: bool) {
         let Some(rare) = &mut self.rare else { return };
         // The store forgets that with the hold.

@@ -14,7 +14,7 @@ const CLIENTS: usize = 3;
 
 #[derive(Default)]
 struct Thread {
-    /// What it holds, by the number of the name.
+    /// Its locks, by the number of the name.
     holds: Vec<(usize, Arc<Hold>)>,
     /// The number of its call, and the name that it waits for.
     wait: Option<(u64, usize)>,
@@ -30,7 +30,7 @@ struct World {
     random: u64,
     now: usize,
     queues: Names,
-    /// What the threads hold.
+    /// The locks of the threads.
     reporter: Reporter,
     clients: [Deadlocks; CLIENTS],
     threads: Vec<Thread>,
@@ -219,7 +219,7 @@ fn every_deadlock_is_reported_and_no_false_one() {
             let is_it = |call: &CircleCall| call.client == id(client) && call.number == number;
             let has_it =
                 |(by, circle): &&(usize, Circle)| *by == client && circle.0.iter().any(is_it);
-            // An earlier circle of the call may have opened.
+            // An earlier circle of the call may have broken up.
             let reported = world.reported.iter().filter(has_it).count();
             assert!(reported > 0, "seed {seed}: {client} {number}");
         }

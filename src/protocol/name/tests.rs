@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 const PERMIT: HoldKind = HoldKind::Permit { of: 1 };
 
-/// What a call was told.
+/// The signals to a call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told(Rc<RefCell<VecDeque<Next>>>);
 
@@ -123,7 +123,7 @@ struct World {
     last: u64,
 }
 
-/// A call, what it was told, and what it does first.
+/// A call, its signals, and its first step.
 struct Begun {
     number: u64,
     told: Told,
@@ -846,7 +846,7 @@ fn a_wake_up_lets_the_first_call_try_once() {
     assert!(!world.wake());
 }
 
-/// Has the first call wait until it relies on being told. Returns how long it then parks.
+/// Makes the first call wait until it relies on messages. Returns how long it then parks.
 fn wait_until_it_relies(world: &mut World, first: &Begun, remaining: Option<Duration>) -> Duration {
     world.name.step_name(NameInput::Echo, &mut world.turn.step);
     assert!(asks(&world.due(first)).echo);

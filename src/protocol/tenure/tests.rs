@@ -118,7 +118,7 @@ fn a_lost_lease_stays_lost() {
     assert!(hold.is_lost(later), "by itself");
     hold.extend(later, LEASE, later);
     assert!(hold.remaining(later).is_zero(), "renewed too late");
-    assert!(expire(&mut tenure, later), "the first to see it");
+    assert!(expire(&mut tenure, later), "it is the first to notice it");
     assert!(!expire(&mut tenure, later), "and no other");
     assert!(!tenure.end(later), "too late to end it");
     assert_eq!(hold.next_step(true), None);
@@ -323,7 +323,7 @@ fn a_tenure_ends_with_its_time_unless_the_lock_may_be_kept() {
     let over = LockOptions { tenure: Some(Duration::ZERO), ..keeping() };
     let mut tenure = keepable(&over);
     assert!(tenure.may_be_followed_by(&caller(&over), true, NOW));
-    assert!(!tenure.may_be_followed_by(&caller(&over), false, NOW), "none can ask for it");
+    assert!(!tenure.may_be_followed_by(&caller(&over), false, NOW), "no client can ask for it");
     tenure.set_wanted();
     assert!(!tenure.may_be_followed_by(&caller(&over), true, NOW), "another client waits");
     let goes_on = LockOptions { tenure: Some(LEASE * 20), ..keeping() };
