@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn many_requests_of_one_thread_are_given_up_as_soon_as_one() {
+    fn many_requests_of_one_thread_time_out_together() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, ..Config::default() };
         let url = format!("redis://{}", listener.local_addr().expect("an address"));

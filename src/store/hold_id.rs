@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hold_keeps_its_number_whatever_its_id_says_about_it() {
+    fn flags_in_an_owner_leave_the_number_of_its_hold_unchanged() {
         let id = HoldId { kind: HoldKind::Lock, name: "x".into(), client: "c".into(), nonce: 7 };
         let kept = id.clone().that_may_be_kept();
         assert_eq!((id.number(), kept.number()), (7, 7));

@@ -8,8 +8,8 @@
 -- first one after it leaves the lock free, and for 20 ms only pollers get it. Their turn then lasts
 -- until a client gets it again. The clients' next turn is as long. If no poller had the lock, the
 -- clients' turn is 20 ms, or 100 ms if none was seen for two seconds.
--- A string has whose turn it is, a time in ms, and when a poller was last seen. The time is that at
--- which the turn of the pollers began (`theirs`), or at which that of the clients ends (`ours`).
+-- A string has whose turn it is, a time in ms, and when a poller was last seen. The time is the
+-- beginning of the pollers' turn (`theirs`) or the end of the clients' turn (`ours`).
 -- Without it, the next release begins a turn of the pollers. Failures are ignored.
 
 -- Returns whose turn it is or nil, its time, when a poller was last seen, and the time now.

@@ -168,7 +168,7 @@ fn a_hold_on_a_majority_is_renewed_while_others_hang() {
 }
 
 #[test]
-fn a_lost_majority_is_no_quorum_with_the_details() {
+fn the_error_for_a_lost_majority_names_the_failed_servers() {
     let quorum = Quorum::of(5);
     let client = quorum.open(hasty());
     let guard = take(&client, "held");
