@@ -301,13 +301,14 @@ impl World {
         holds
     }
 
-    /// Notes the holds that have begun since, which no call has asked for.
+    /// Records the holds that have begun since, without a call.
     pub(super) fn note_unasked(&mut self, before: &[HoldAtServers]) {
         let unasked = self.begun_since(before);
         self.unasked.extend(unasked);
     }
 
-    /// Notes the holds that more servers of a quorum have than before, because one has older data.
+    /// Records the holds that more servers of a quorum have than before, because one went back to
+    /// older data.
     fn note_regained(&mut self, before: &[HoldAtServers]) {
         for regained in self.holds() {
             let known = before.iter().find(|it| it.is_same(&regained));
@@ -318,7 +319,7 @@ impl World {
         }
     }
 
-    /// Notes the holds that a late request has begun.
+    /// Records the holds that a late request has begun.
     pub(super) fn note_late(&mut self, before: &[HoldAtServers]) {
         self.changes += 1;
         let late = self.begun_since(before);
@@ -419,10 +420,10 @@ impl World {
         self.look_at_server();
     }
 
-    /// Notes which of these holds end earlier than they would have, and so may be overlapped. No
-    /// later token than `fence` was given then.
+    /// Records which of these holds end earlier than they would have, so that others may overlap
+    /// them. At that time, no later token than `fence` had been given.
     fn excuse_ended(&mut self, before: Vec<HoldAtServers>, fence: u64, is_safe: bool) {
-        // Not by the clock of the server that executes a request.
+        // This must not use the clock of the server that executes a request.
         let now = executor::skewed(0, clock::now);
         let (after, required) = (self.holds(), self.required());
         for ended in before {

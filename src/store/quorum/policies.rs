@@ -320,7 +320,7 @@ mod tests {
             let peers = wakeups.peers();
             let name = || Wake::Lock("a".into());
             assert_eq!(wakeups.receive(&peers[0], name()), None);
-            let due = wakeups.next_look().expect("it is told alone");
+            let due = wakeups.next_look().expect("it is notified alone");
             sleep(due.saturating_duration_since(clock::now()));
             assert_eq!(wakeups.take_due(), Some(name()));
             assert_eq!((wakeups.take_due(), wakeups.next_look()), (None, None));
