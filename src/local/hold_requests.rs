@@ -99,9 +99,9 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
 /// The outcome for each of several holds.
 type Outcomes = SmallVec<[Result<(), HoldFailure>; 1]>;
 
-/// Asks for a change of each hold, as `change` makes it when the request is sent, batched by server,
-/// and waits for the replies. Repeats failed requests, again in batches, while there are `attempts`.
-/// The calls that wait for `releases` go on once the first requests were written.
+/// Asks for a change of each hold, as `change` makes it when the request is sent, batched by
+/// server, and waits for the replies. Repeats failed requests, again in batches, while there are
+/// `attempts`. The calls that wait for `releases` go on once the first requests were written.
 pub(super) fn ask(
     shared: &Shared,
     holds: &[Arc<Hold>],

@@ -535,8 +535,8 @@ impl<P: Clone> Name<P> {
         }
         let is_free = match &self.state {
             State::Idle => true,
-            // Its release is about to be sent, or was, and calls that have waited for that have left.
-            // A loss is reported first.
+            // Its release is about to be sent, or was, and calls that have waited for that have
+            // left. A loss is reported first.
             State::Held(hold) => hold.is_ended() && self.calls_behind().next().is_none(),
             _ => false,
         };
@@ -757,8 +757,8 @@ impl<P: Clone> Name<P> {
                 self.begin_hold(talk, hold, turn)
             }
             // A debt of this client may be what is in the way: the call releases it first. If it
-            // was released in the meantime, the reply may still be about it, so the call asks again.
-            // Otherwise another owner has the lock.
+            // was released in the meantime, the reply may still be about it, so the call asks
+            // again. Otherwise another owner has the lock.
             Ok(AcquireReply::Held { .. }) if self.has_debts() => {
                 let debts = self.debts();
                 talk.purpose = Purpose::Pay(debts.clone());

@@ -330,8 +330,8 @@ pub(crate) enum Action<P> {
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
     /// does.
     RecordFailure(Failure, Option<Duration>),
-    /// Sends the release of a hold that has ended here. If calls wait until it is sent, goes on with
-    /// [`HoldInput::ReleaseSent`].
+    /// Sends the release of a hold that has ended here. If calls wait until it is sent, goes on
+    /// with [`HoldInput::ReleaseSent`].
     Release { hold: Arc<Hold>, calls_wait: bool },
     /// Asks for this change of a hold, which renews it.
     Renew(Change),
