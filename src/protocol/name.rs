@@ -1185,7 +1185,7 @@ impl<P: Clone> Name<P> {
         Next::Park { until, contended: true }
     }
 
-    /// Returns until when a call that has timed out waits for the reply to the first call, which may
+    /// Returns until when a call that has timed out waits for the reply to the first call. That may
     /// need several requests, each with its own time.
     fn reply_deadline(&self, call: &Call<P>) -> Instant {
         let answered = match &self.state {
@@ -1519,8 +1519,8 @@ impl<P: Clone> Name<P> {
         true
     }
 
-    /// Ends a hold that no caller gets. Its lock does not stay taken, because nobody has done what
-    /// that was for, whoever has ended it.
+    /// Ends a hold that no caller gets. Its lock does not stay taken, because what that was for has
+    /// not been done. A shutdown may have ended it before.
     fn give_back_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let ends = self.end(hold, true, step);
         hold.set_unused();

@@ -117,7 +117,7 @@ pub(crate) enum HoldInput<'a> {
     /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if the
     /// terms of that allow it, or the lock is kept.
     End { hands_off: bool },
-    /// No caller gets it, for whom it was acquired: its thread gives it back.
+    /// Its call ends without it, and gives it back.
     GiveBack,
     /// It goes on without its guard.
     Leave,
