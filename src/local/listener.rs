@@ -1,8 +1,10 @@
 //! The listener: a client's single thread that receives wake-ups from other clients.
 //!
 //! Decides what a wake-up does: which thread tries next, and that one without a waiter is passed on
-//! to another client. Also decides how soon the listener reconnects after a failure.
+//! to another client, without delaying those that have a waiter. Also decides how soon the listener
+//! reconnects after a failure.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
@@ -36,6 +38,10 @@ const TURN: Duration = Duration::from_secs(60);
 /// The pauses between attempts to reconnect, after an immediate first one. They do not follow the
 /// backoff of the waiters: the longer that is, the more the waiters rely on wake-ups.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// The maximum number of wake-ups without a waiter that are kept to be passed on. Beyond that,
+/// other clients find a free lock when they next try.
+const UNCLAIMED_MAX: usize = 1024;
 
 /// The shortest pause after a server has rejected the subscription, and the longest if it closes
 /// the connection each time.
@@ -108,6 +114,7 @@ impl Listening {
             reporter: self.reporter.clone(),
             config: self.config.clone(),
             client: self.client.clone(),
+            unclaimed: BTreeSet::new(),
             interrupter: interrupter.clone(),
             ended,
             pauses: None,
@@ -167,6 +174,8 @@ struct ListenerThread {
     reporter: Weak<Reporter>,
     config: Config,
     client: Arc<str>,
+    /// The names of wake-ups without a waiter.
+    unclaimed: BTreeSet<String>,
     interrupter: Interrupter,
     ended: Receiver<()>,
     /// The pauses of the current outage, once it was reported. The first attempt is immediate.
@@ -194,15 +203,28 @@ impl ListenerThread {
         receive(&self.ended, end_of(pause)) == Err(RecvTimeoutError::Timeout)
     }
 
-    /// Receives one message, and returns how long to pause before the next.
+    /// Receives one message, and returns how long to pause before the next. Passes on a wake-up
+    /// without a waiter only if no message has arrived.
     fn turn(&mut self) -> Duration {
-        match self.wakeups.next(end_of(TURN)) {
-            None => Duration::ZERO,
+        let time = if self.unclaimed.is_empty() { TURN } else { Duration::ZERO };
+        match self.wakeups.next(end_of(time)) {
+            None => {
+                if let Some(name) = self.unclaimed.pop_first() {
+                    self.pass_on(&name);
+                }
+                Duration::ZERO
+            }
             Some(Ok(wake)) => {
                 if wake == Wake::Ready {
                     self.ready = Some(clock::now());
                 }
-                self.wake(&wake);
+                // The waiter may have left a moment ago, and another client may wait behind it.
+                if !self.wake(&wake)
+                    && let Wake::Lock(name) = wake
+                    && self.unclaimed.len() < UNCLAIMED_MAX
+                {
+                    self.unclaimed.insert(name);
+                }
                 Duration::ZERO
             }
             // The interruption, not an outage.
@@ -211,9 +233,9 @@ impl ListenerThread {
         }
     }
 
-    /// Acts on a message.
-    fn wake(&self, wake: &Wake) {
-        let Some(reporter) = self.reporter.upgrade() else { return };
+    /// Acts on a message. Returns `false` for a wake-up without a waiter.
+    fn wake(&self, wake: &Wake) -> bool {
+        let Some(reporter) = self.reporter.upgrade() else { return true };
         let Reporter { names, counters, renewer, .. } = &*reporter;
         match wake {
             // With one node missing, a message about any name of it may be missed.
@@ -251,6 +273,7 @@ impl ListenerThread {
                     renewer.pay(kept);
                 }
             }
+            // A name that no lock can have concerns no client.
             Wake::Lock(name) => {
                 counters.wakeups.fetch_add(1, Ordering::Relaxed);
                 let store = reporter.store.as_ref().and_then(Weak::upgrade);
@@ -261,13 +284,19 @@ impl ListenerThread {
                         None => names.wake(kind, name),
                     };
                 }
-                // A name that no lock can have concerns no client.
-                if !has_woken && check_name(&self.config.prefix, name).is_ok() {
-                    // The waiter may have left a moment ago, and another client may wait behind it.
-                    // Redis then offers the lock to that one.
-                    renewer.unregister(self.hold(name, 0), self.config.options.lease);
-                }
+                return has_woken || check_name(&self.config.prefix, name).is_err();
             }
+        }
+        true
+    }
+
+    /// Passes a wake-up on to the next client, unless a thread waits here by now. Does not block.
+    fn pass_on(&self, name: &str) {
+        if let Some(reporter) = self.reporter.upgrade()
+            && !reporter.names.wake_any(name)
+        {
+            // Redis then offers the lock to the next client.
+            reporter.renewer.unregister(self.hold(name, 0), self.config.options.lease);
         }
     }
 
