@@ -305,8 +305,8 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
         shared.listening.start(&*shared.store);
     }
     let mut attempts = attempts(shared, hold, Wait::No);
-    let change = |_: &Hold| Change::Watch { lease: None };
-    if ask_about_one(shared, hold, change, &mut attempts).is_ok() {
+    let watch = Change::Watch { lease: None };
+    if ask_about_one(shared, hold, |_| watch, &mut attempts).is_ok() {
         shared.reporter.step(hold, HoldInput::WillBeTold);
     }
     signal

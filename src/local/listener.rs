@@ -24,7 +24,6 @@ use crate::local::reporter::Reporter;
 use crate::net::wait::Interrupter;
 use crate::protocol::call::CallTimes;
 use crate::protocol::retry::Backoff;
-use crate::protocol::steps::HoldInput;
 use crate::store::Store;
 use crate::store::background::{STABLE, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -255,8 +254,7 @@ impl ListenerThread {
                 }
             }
             Wake::Ended { name, nonce } => {
-                for hold in names.find(&self.hold(name, *nonce)) {
-                    reporter.step(&hold, HoldInput::Forced);
+                for hold in reporter.force(&self.hold(name, *nonce)) {
                     renewer.check(hold);
                 }
             }

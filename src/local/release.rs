@@ -51,8 +51,13 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     }
     let holds = releases.holds.clone();
     let mut attempts = attempts(shared, first, Wait::No);
-    let change = |hold: &Hold| shared.names.begin_release(hold);
-    let outcomes = ask(shared, &holds, change, &mut attempts, Some(&mut releases));
+    let outcomes = ask(
+        shared,
+        &holds,
+        |hold| shared.names.begin_release(hold),
+        &mut attempts,
+        Some(&mut releases),
+    );
     for (hold, outcome) in holds.iter().zip(outcomes) {
         // The others were settled when their replies came.
         if let Err(HoldFailure::Failed(_)) = outcome {

@@ -30,7 +30,7 @@ use crate::protocol::steps::{
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
-use crate::store::hold_id::HoldKind;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{HoldReply, Look};
 
 /// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
@@ -377,6 +377,16 @@ impl Reporter {
     pub(super) fn expire(&self, hold: &Arc<Hold>) -> bool {
         // Most have not, which is known without the lock of the name.
         hold.cause_at_deadline(Moment::now()).is_some() && self.step(hold, HoldInput::Deadline)
+    }
+
+    /// Notes that a hold is ended by force, of which the kind need not be known, and returns what
+    /// guards of this client have of it: several may have adopted it.
+    pub(super) fn force(&self, id: &HoldId) -> Vec<Arc<Hold>> {
+        let holds = self.names.find(id);
+        for hold in &holds {
+            self.step(hold, HoldInput::Forced);
+        }
+        holds
     }
 
     /// Finds a hold lost because the store does not have it any more, and looks until the deadline

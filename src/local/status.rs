@@ -322,9 +322,7 @@ pub(crate) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     // Before the request: a renewal, or a call of another thread, may find it gone first. Several
     // guards may have adopted it.
     if let Some(hold) = &hold {
-        for hold in shared.names.find(hold) {
-            shared.reporter.step(&hold, HoldInput::Forced);
-        }
+        shared.reporter.force(hold);
     }
     let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
@@ -335,9 +333,8 @@ pub(crate) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     // If a repeat finds the owner gone, the attempt without a reply ended its hold.
     let ended = ended || in_doubt;
     if ended && let Some(hold) = &hold {
-        for hold in shared.names.find(hold) {
-            // Its call may have got it only now.
-            shared.reporter.step(&hold, HoldInput::Forced);
+        // Once more: its call may have got it only now.
+        for hold in shared.reporter.force(hold) {
             shared.reporter.step(&hold, HoldInput::Gone);
         }
     }

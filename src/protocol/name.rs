@@ -1135,32 +1135,34 @@ impl<P: Clone> Name<P> {
             let talk = self.take_talk();
             return self.ask(talk, turn);
         }
-        match self.take_behind(number) {
-            Some((place, call)) if call.leaves && turn.now < self.reply_deadline(&call) => {
-                let until = Some(self.reply_deadline(&call));
-                self.behind.get_or_insert_default().insert(place, call);
-                Next::Park { until, contended: true }
-            }
-            Some((_, call)) if call.leaves => {
-                let why = "the call in front has had no reply in time";
-                let failure = Failure::too_late(&Arc::from("the server"), why);
-                self.end_call(&call, turn);
-                Next::Done(Outcome::Failed(failure))
-            }
-            Some((place, call)) if !call.caller.wait.is_over(turn.now) => {
-                let until = Self::park_until(&call, turn);
-                self.behind.get_or_insert_default().insert(place, call);
-                Next::Park { until, contended: true }
-            }
-            Some((place, call)) => {
-                if !call.hold.kind.is_lock() {
-                    self.end_call(&call, turn);
-                }
-                self.time_out(call, place == 0, turn)
-            }
+        let Some((place, call)) = self.take_behind(number) else {
             // It was told something else.
-            None => Next::AWAIT,
+            return Next::AWAIT;
+        };
+        if call.leaves {
+            let until = self.reply_deadline(&call);
+            if turn.now < until {
+                return self.park_again(place, call, Some(until));
+            }
+            let why = "the call in front has had no reply in time";
+            let failure = Failure::too_late(&Arc::from("the server"), why);
+            self.end_call(&call, turn);
+            return Next::Done(Outcome::Failed(failure));
         }
+        if !call.caller.wait.is_over(turn.now) {
+            let until = Self::park_until(&call, turn);
+            return self.park_again(place, call, until);
+        }
+        if !call.hold.kind.is_lock() {
+            self.end_call(&call, turn);
+        }
+        self.time_out(call, place == 0, turn)
+    }
+
+    /// Puts a call behind the first back in its place.
+    fn park_again(&mut self, place: usize, call: Call<P>, until: Option<Instant>) -> Next {
+        self.behind.get_or_insert_default().insert(place, call);
+        Next::Park { until, contended: true }
     }
 
     /// Decides on a call behind the first that has timed out.

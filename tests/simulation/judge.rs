@@ -769,9 +769,9 @@ impl World {
         let is_unexpected = self.unasked.iter().chain(&self.late).any(is_own_name);
         // Where servers do not answer, a call leaves without giving up its place, which may be
         // offered the name. The next one may want that as another kind.
-        let mut before =
+        let mut recent =
             self.record.latest(name).take_while(|it| it.sent + OFFER + self.io_timeout >= since);
-        let keeps_place = before.any(|it| it.client == client && !it.said().is_answer());
+        let keeps_place = recent.any(|it| it.client == client && !it.said().is_answer());
         // A hold that falls short of its durability exists until it is withdrawn.
         let fell_short = self.network.fell_short.is_some_and(|at| at >= since);
         let may_be_own = fell_short

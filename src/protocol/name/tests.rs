@@ -675,14 +675,20 @@ fn a_writer_shows_that_readers_of_its_client_are_over() {
     assert!(Arc::ptr_eq(&ended[0], &before) && ended.len() == 1);
 }
 
-#[test]
-fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
+/// Lets a call ask while the release of a hold, which is returned, has had no reply.
+fn call_during_a_release(keeps_order: bool) -> (World, Arc<Hold>) {
     let mut world = World::new();
-    world.turn.policy.keeps_order = false;
+    world.turn.policy.keeps_order = keeps_order;
     world.call(Wait::Endless);
     let mine = world.acquire();
     world.end(&mine);
     world.call(Wait::Endless);
+    (world, mine)
+}
+
+#[test]
+fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
+    let (mut world, mine) = call_during_a_release(false);
     world.settle(&mine);
     asks(&world.reply(held()));
     assert!(is_parked(&world.reply(held())));
@@ -691,12 +697,7 @@ fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
 /// The first call may need several requests, each with its own time.
 #[test]
 fn a_call_that_does_not_wait_has_time_for_a_reply_while_servers_answer_the_first() {
-    let mut world = World::new();
-    world.turn.policy.keeps_order = false;
-    world.call(Wait::Endless);
-    let mine = world.acquire();
-    world.end(&mine);
-    world.call(Wait::Endless);
+    let (mut world, _mine) = call_during_a_release(false);
     let second = world.call(Wait::No);
     let half = caller(&options()).times.io_timeout / 2 + Duration::from_millis(1);
     world.turn.now += half;
@@ -710,11 +711,7 @@ fn a_call_that_does_not_wait_has_time_for_a_reply_while_servers_answer_the_first
 /// The renewer has connections of its own.
 #[test]
 fn a_reply_may_be_older_than_what_the_renewer_has_released() {
-    let mut world = World::new();
-    world.call(Wait::Endless);
-    let mine = world.acquire();
-    world.end(&mine);
-    world.call(Wait::Endless);
+    let (mut world, mine) = call_during_a_release(true);
     let by = ReleasedBy::Renewer;
     world.step_hold(&mine, HoldInput::Released { outcome: &Ok(()), by });
     asks(&world.reply(held()));
