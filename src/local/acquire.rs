@@ -419,8 +419,8 @@ impl<'a> LockCall<'a> {
         let (next, actions) = self.with(|name| {
             let mut turn = names.turn();
             let next = name.step(input, &mut turn);
-            reporter.report(&turn.step.reports);
-            (next, turn.step.actions)
+            reporter.report(&turn.reports);
+            (next, turn.actions)
         });
         // Not while the name is locked: actions wake threads and write requests.
         perform_each(actions, |action| {

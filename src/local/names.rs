@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::base::clock::{self, Moment};
@@ -15,7 +15,7 @@ use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
 use crate::protocol::name::Name;
-use crate::protocol::steps::{Ask, HoldInput, NameInput, NameStep, Next, Policy, Turn};
+use crate::protocol::steps::{Actions, Ask, HoldInput, NameInput, Next, Policy, Reports, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, Unused};
@@ -50,6 +50,9 @@ pub(crate) struct Names {
     closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
+    /// When messages ceased to arrive, or arrived again after that; [`Moment::FIRST`] if they never
+    /// ceased.
+    interrupted: AtomicU64,
     /// The locks of this client that others have asked for, and that it had kept without using them
     /// again.
     recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled, RandomState>>,
@@ -66,8 +69,6 @@ struct Sleepers {
     each: Vec<(Arc<Parker>, Option<SleepingCall>)>,
     /// Whether the client has tried to listen, for which others wait.
     has_tried: bool,
-    /// When messages ceased to arrive, or arrived again after that.
-    interrupted: Option<Instant>,
 }
 
 /// A call for a lock whose thread sleeps outside the names.
@@ -91,6 +92,7 @@ impl Names {
             shards: Default::default(),
             closed: AtomicBool::default(),
             listening: AtomicBool::default(),
+            interrupted: AtomicU64::new(Moment::FIRST.0),
             recalled: parking_lot::Mutex::default(),
             sleepers: Mutex::default(),
             changed: Condvar::default(),
@@ -175,35 +177,30 @@ impl Names {
         self.shard(*kind, name).get(name)?.tenure(writer)?.unused()
     }
 
-    /// Returns `true` if locks may be kept now: other clients can ask for them.
-    pub(crate) fn can_keep(&self) -> bool {
-        self.is_listening() && self.check_open().is_ok()
-    }
-
     /// Sets whether messages of other clients arrive. If they no longer do, no call relies on them.
     pub(crate) fn set_listening(&self, listening: bool) {
         let mut sleepers = self.sleepers.lock();
         // Under that lock: a thread that waits for the first attempt misses no signal.
         let listened = self.listening.swap(listening, Ordering::SeqCst);
-        if listened || listening && sleepers.interrupted.is_some() {
-            sleepers.interrupted = Some(clock::now());
+        if listened || listening && self.interrupted.load(Ordering::SeqCst) != Moment::FIRST.0 {
+            self.interrupted.store(Moment::now().0, Ordering::SeqCst);
         }
         sleepers.has_tried = true;
         wake_all(&self.changed);
         drop(sleepers);
         if listened && !listening {
             // Calls that rely on being told would otherwise sleep until their next poll.
-            let now = clock::now();
-            let mut step = NameStep::new(Moment::now());
-            self.each(|_, name| name.step_name(NameInput::Interrupted(now), &mut step));
-            tell(step.actions);
+            let mut turn = self.turn();
+            self.each(|_, name| name.step_name(NameInput::Interrupted, &mut turn));
+            tell(turn.actions);
         }
     }
 
     /// Returns `true` if messages of other clients may have been missed a moment ago: for that long
     /// servers keep the places of clients that do not listen again yet.
     pub(crate) fn has_missed_messages(&self) -> bool {
-        self.sleepers.lock().interrupted.is_some_and(|at| clock::elapsed(at) < PLACES_ARE_KEPT)
+        let interrupted = Moment(self.interrupted.load(Ordering::SeqCst));
+        interrupted != Moment::FIRST && interrupted.elapsed() < PLACES_ARE_KEPT
     }
 
     /// Blocks until the first attempt to receive messages has succeeded or failed, at most until
@@ -233,9 +230,9 @@ impl Names {
         }
         if waits {
             // A hold in use is released when its guard ends, not handed off and not kept.
-            known.step_name(NameInput::Wanted(nonce), &mut NameStep::new(Moment::now()));
+            known.step_name(NameInput::Wanted(nonce), &mut self.turn());
         }
-        if known.kept()?.id.nonce == nonce { end_kept(known) } else { None }
+        if known.kept()?.id.nonce == nonce { self.end_if_kept(known) } else { None }
     }
 
     /// Records that another client has asked for a lock, and whether a thread of this one had used
@@ -270,13 +267,19 @@ impl Names {
     /// Ends the tenure of a name if it is kept, and returns it to be released.
     pub(crate) fn end_kept(&self, name: &str) -> Option<Arc<Hold>> {
         interleave();
-        end_kept(self.shard(HoldKind::Lock, name).get_mut(name)?)
+        self.end_if_kept(self.shard(HoldKind::Lock, name).get_mut(name)?)
+    }
+
+    fn end_if_kept(&self, name: &mut Name<Arc<Parker>>) -> Option<Arc<Hold>> {
+        let kept = name.kept()?.clone();
+        let ends = name.step_hold(&kept, HoldInput::EndKept, &mut self.turn());
+        if ends { Some(kept) } else { None }
     }
 
     /// Ends every tenure that is kept, and returns them to be released.
     pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
         let mut ended = Vec::new();
-        self.each(|_, name| ended.extend(end_kept(name)));
+        self.each(|_, name| ended.extend(self.end_if_kept(name)));
         ended
     }
 
@@ -291,30 +294,29 @@ impl Names {
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
         let mut shard = self.shard(kind, name);
         let Some(known) = shard.get_mut(name) else { return false };
-        let mut step = NameStep::new(Moment::now());
-        known.step_name(NameInput::Woken, &mut step);
+        let mut turn = self.turn();
+        known.step_name(NameInput::Woken, &mut turn);
         let is_woken = known.has_first_call();
         drop(shard);
-        tell(step.actions);
+        tell(turn.actions);
         is_woken
     }
 
     /// Makes every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
-        let now = clock::now();
-        let mut step = NameStep::new(Moment::now());
+        let mut turn = self.turn();
         self.each(|_, name| {
-            name.step_name(NameInput::Interrupted(now), &mut step);
-            name.step_name(NameInput::Woken, &mut step);
+            name.step_name(NameInput::Interrupted, &mut turn);
+            name.step_name(NameInput::Woken, &mut turn);
         });
-        tell(step.actions);
+        tell(turn.actions);
     }
 
     /// Notes that an echo has come for the calls for a name.
     pub(crate) fn note_echo(&self, name: &str) {
         for kind in [HoldKind::Read, HoldKind::Lock] {
             if let Some(known) = self.shard(kind, name).get_mut(name) {
-                known.step_name(NameInput::Echo, &mut NameStep::new(Moment::now()));
+                known.step_name(NameInput::Echo, &mut self.turn());
             }
         }
     }
@@ -332,15 +334,18 @@ impl Names {
         true
     }
 
-    /// Returns an input of the conversation about a name, which is locked.
+    /// Returns the state of the world for an input about a name, which is locked: a thread that
+    /// closes the client later finds what that does.
     pub(super) fn turn(&self) -> Turn<Arc<Parker>> {
         Turn {
-            now: clock::now(),
-            step: NameStep::new(Moment::now()),
+            now: Moment::now(),
+            instant: clock::now(),
             is_closed: self.closed.load(Ordering::SeqCst),
             listens: self.is_listening(),
             missed_messages: self.has_missed_messages(),
             policy: self.policy,
+            reports: Reports::new(),
+            actions: Actions::new(),
         }
     }
 
@@ -413,13 +418,6 @@ impl Names {
         let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
-}
-
-/// Ends the tenure of a name if it is kept, and returns it to be released.
-fn end_kept(name: &mut Name<Arc<Parker>>) -> Option<Arc<Hold>> {
-    let kept = name.kept()?.clone();
-    let mut step = NameStep::new(Moment::now());
-    if name.step_hold(&kept, HoldInput::EndKept, &mut step) { Some(kept) } else { None }
 }
 
 /// A thread that sleeps outside the names.
@@ -513,10 +511,9 @@ pub(super) mod tests {
 
         pub(in crate::local) fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             self.with(&hold.id, |name| {
-                let can_keep = self.can_keep();
-                let mut step = NameStep { can_keep, ..NameStep::new(Moment::now()) };
-                let is_in_time = name.step_hold(hold, HoldInput::End { hands_off }, &mut step);
-                Ending::take(is_in_time, &mut step.actions)
+                let mut turn = self.turn();
+                let is_in_time = name.step_hold(hold, HoldInput::End { hands_off }, &mut turn);
+                Ending::take(is_in_time, &mut turn.actions)
             })
         }
 
@@ -635,8 +632,7 @@ pub(super) mod tests {
     }
 
     fn lose(names: &Names, hold: &Arc<Hold>) {
-        let mut step = NameStep::new(Moment::now());
-        names.with(&hold.id, |name| name.step_hold(hold, HoldInput::Gone, &mut step));
+        names.with(&hold.id, |name| name.step_hold(hold, HoldInput::Gone, &mut turn()));
     }
 
     fn is_wanted(names: &Names, hold: &Hold) -> bool {
@@ -663,8 +659,7 @@ pub(super) mod tests {
         assert_eq!(end(|names, _| names.close(), true), released);
         let set_wanted = |names: &Names, hold: &Arc<Hold>| {
             let wanted = NameInput::Wanted(hold.id.nonce);
-            let mut step = NameStep::new(Moment::now());
-            names.with(&hold.id, |name| name.step_name(wanted, &mut step));
+            names.with(&hold.id, |name| name.step_name(wanted, &mut turn()));
         };
         assert_eq!(end(set_wanted, true), released);
         assert_eq!(end(lose, true), (Ending::Lost, 0));
@@ -752,8 +747,8 @@ pub(super) mod tests {
             names.set_listening(listening);
             assert_eq!(names.has_missed_messages(), missed, "{listening}");
         }
-        let past = Instant::now().checked_sub(PLACES_ARE_KEPT);
-        names.sleepers.lock().interrupted = Some(past.expect("the machine is up for longer"));
+        let past = Moment::now().before(PLACES_ARE_KEPT);
+        names.interrupted.store(past.0, Ordering::SeqCst);
         assert!(!names.has_missed_messages());
     }
 

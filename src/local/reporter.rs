@@ -24,8 +24,7 @@ use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::steps::{
-    Action, Actions, HoldEvent, HoldInput, HoldReport, LookFor, NameInput, NameStep, Policy,
-    ReleasedBy,
+    Action, Actions, HoldEvent, HoldInput, HoldReport, LookFor, NameInput, Policy, ReleasedBy,
 };
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
@@ -102,12 +101,10 @@ impl Reporter {
         input: HoldInput<'_>,
     ) -> (bool, Actions<Arc<Parker>>) {
         self.names.with(&hold.id, |name| {
-            // Under the lock of the name: a thread that closes the client later finds what is kept.
-            let can_keep = self.names.can_keep();
-            let mut step = NameStep { can_keep, ..NameStep::new(Moment::now()) };
-            let is_in_time = name.step_hold(hold, input, &mut step);
-            self.report(&step.reports);
-            (is_in_time, step.actions)
+            let mut turn = self.names.turn();
+            let is_in_time = name.step_hold(hold, input, &mut turn);
+            self.report(&turn.reports);
+            (is_in_time, turn.actions)
         })
     }
 
@@ -143,10 +140,10 @@ impl Reporter {
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // Holds of another kind that the name had before have ended, too.
         let ended = self.names.with_other_kind(&hold.id, |name| {
-            let mut step = NameStep::new(Moment::now());
-            name.step_name(NameInput::IsOthers, &mut step);
-            self.report(&step.reports);
-            step.actions
+            let mut turn = self.names.turn();
+            name.step_name(NameInput::IsOthers, &mut turn);
+            self.report(&turn.reports);
+            turn.actions
         });
         self.perform_all(ended.unwrap_or_default());
         if !caller.in_set {

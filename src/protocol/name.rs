@@ -61,8 +61,8 @@ use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{
-    Action, Ask, Call, HoldEvent, HoldInput, Input, LookFor, NameInput, NameStep, Next, Outcome,
-    ReleasedBy, Turn,
+    Action, Ask, Call, HoldEvent, HoldInput, Input, LookFor, NameInput, Next, Outcome, ReleasedBy,
+    Turn,
 };
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -273,7 +273,7 @@ impl<P> Conversation<P> {
         turn: &Turn<P>,
     ) -> Ask {
         let Caller { wait, times, .. } = self.first.caller;
-        let deadline = times.request_deadline(wait, turn.now);
+        let deadline = times.request_deadline(wait, turn.instant);
         match &self.purpose {
             Purpose::Recall { .. } => {
                 // It asks a client that only keeps the lock to release it, and begins no hold.
@@ -287,7 +287,7 @@ impl<P> Conversation<P> {
                 }
             }
             Purpose::Refill(kept) => {
-                let lease = kept.next_lease(turn.step.now).duration;
+                let lease = kept.next_lease(turn.now).duration;
                 Ask {
                     holds: smallvec![kept.id.clone()],
                     lease,
@@ -347,7 +347,7 @@ impl<P> Conversation<P> {
             Registration::Last => Registration::Last,
             // Redis has kept the client's place while it did not listen.
             IfHeld | Registered if turn.missed_messages => Returning,
-            _ if turn.now < self.pauses.yields_until => Yielding,
+            _ if turn.instant < self.pauses.yields_until => Yielding,
             Registered if is_followed => Followed,
             registration => registration,
         }
@@ -388,13 +388,13 @@ impl<P> Conversation<P> {
         turn: &Turn<P>,
     ) -> Option<Duration> {
         let until = remaining.map(|remaining| sent.after(remaining));
-        self.known = Known::Held { at: turn.now, until };
+        self.known = Known::Held { at: turn.instant, until };
         let is_told = is_echoed && turn.listens && self.hears;
         let seed = self.first.hold.seed();
-        let pause = self.pauses.next(turn.policy.backoff, remaining, is_told, turn.now, seed);
+        let pause = self.pauses.next(turn.policy.backoff, remaining, is_told, turn.instant, seed);
         let Caller { times, wait, .. } = self.first.caller;
-        if let Some(pause) = wait.cut(pause, turn.now) {
-            self.relies_until = if is_told { Some(end_after(turn.now, pause)) } else { None };
+        if let Some(pause) = wait.cut(pause, turn.instant) {
+            self.relies_until = if is_told { Some(end_after(turn.instant, pause)) } else { None };
             return Some(pause);
         }
         if self.registration != Registration::Last {
@@ -402,12 +402,12 @@ impl<P> Conversation<P> {
         }
         if recalled && self.recall_ends.is_none() {
             // The attempt after it needs time, too.
-            let last = times.request_deadline(wait, turn.now);
-            let time = RECALL_TIME.min(last.saturating_duration_since(turn.now) / 2);
-            self.recall_ends = Some(turn.now + time);
+            let last = times.request_deadline(wait, turn.instant);
+            let time = RECALL_TIME.min(last.saturating_duration_since(turn.instant) / 2);
+            self.recall_ends = Some(turn.instant + time);
         }
         // Whatever wakes the thread without the lock before that does not end the call.
-        let left = self.recall_ends?.saturating_duration_since(turn.now);
+        let left = self.recall_ends?.saturating_duration_since(turn.instant);
         if left.is_zero() { None } else { Some(left) }
     }
 
@@ -428,9 +428,9 @@ impl<P> Conversation<P> {
         let retry = self.retry.get_or_insert_with(|| {
             RetryPolicy::new(*wait, turn.policy.retry_window, *times, hold.seed())
         });
-        let pause = retry.pause_after(failure, turn.now);
+        let pause = retry.pause_after(failure, turn.instant);
         if pause != Some(Duration::ZERO) {
-            self.known = Known::Failed(failure.clone(), turn.now);
+            self.known = Known::Failed(failure.clone(), turn.instant);
         } else if let Known::Held { .. } = self.known {
             // A broken connection is not an outage, but has lost a reply.
             self.known = Known::Nothing;
@@ -464,15 +464,15 @@ impl<P: Clone> Name<P> {
     }
 
     /// Takes an input about all calls and holds.
-    pub(crate) fn step_name(&mut self, input: NameInput, step: &mut NameStep<P>) {
+    pub(crate) fn step_name(&mut self, input: NameInput, turn: &mut Turn<P>) {
         match input {
-            NameInput::Woken => self.wake(step),
+            NameInput::Woken => self.wake(turn),
             NameInput::Echo => self.note_echo(),
-            NameInput::Interrupted(now) => self.rely_on_nothing(now, step),
+            NameInput::Interrupted => self.rely_on_nothing(turn),
             NameInput::Wanted(nonce) => self.set_wanted(nonce),
             NameInput::IsOthers => {
                 let debts = self.debts();
-                self.end_debts_or_lose(&debts, step);
+                self.end_debts_or_lose(&debts, turn);
             }
         }
     }
@@ -483,35 +483,35 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         input: HoldInput<'_>,
-        step: &mut NameStep<P>,
+        turn: &mut Turn<P>,
     ) -> bool {
         match input {
-            HoldInput::Begin { tenure, sent } => self.begin_beside(tenure, sent, step),
-            HoldInput::Accept { begin } => self.accept(hold, begin, step),
-            HoldInput::Acquired { begin } => self.report_begin(hold, begin, step),
-            HoldInput::End { hands_off } => self.end(hold, hands_off, step),
-            HoldInput::GiveBack => self.give_back_hold(hold, step),
-            HoldInput::Leave => self.leave_hold(hold, step),
-            HoldInput::ShutDown => self.shut_down(hold, step),
-            HoldInput::EndKept => self.end_kept(hold, step.now),
-            HoldInput::ReleaseSent => self.let_next_try(hold, step),
-            HoldInput::Released { outcome, by } => self.released(hold, outcome, by, step),
-            HoldInput::ReleaseGivenUp(failure) => self.give_up_release(hold, failure, step),
-            HoldInput::Owed => self.owe(hold, step),
+            HoldInput::Begin { tenure, sent } => self.begin_beside(tenure, sent, turn),
+            HoldInput::Accept { begin } => self.accept(hold, begin, turn),
+            HoldInput::Acquired { begin } => self.report_begin(hold, begin, turn),
+            HoldInput::End { hands_off } => self.end(hold, hands_off, turn),
+            HoldInput::GiveBack => self.give_back_hold(hold, turn),
+            HoldInput::Leave => self.leave_hold(hold, turn),
+            HoldInput::ShutDown => self.shut_down(hold, turn),
+            HoldInput::EndKept => self.end_kept(hold, turn.now),
+            HoldInput::ReleaseSent => self.let_next_try(hold, turn),
+            HoldInput::Released { outcome, by } => self.released(hold, outcome, by, turn),
+            HoldInput::ReleaseGivenUp(failure) => self.give_up_release(hold, failure, turn),
+            HoldInput::Owed => self.owe(hold, turn),
             HoldInput::Abandoned => self.change_tenure(hold, Tenure::tell_over),
-            HoldInput::Deadline => self.expire(hold, step),
-            HoldInput::Gone => self.lose(hold, step),
+            HoldInput::Deadline => self.expire(hold, turn),
+            HoldInput::Gone => self.lose(hold, turn),
             HoldInput::FoundGone => self.mark_lost(hold, LossCause::Gone),
             HoldInput::TakenBy(client) => self.change_tenure(hold, |it| it.set_taken(client)),
-            HoldInput::LookedUp => self.tell_lost(hold, hold.may_begin, step),
+            HoldInput::LookedUp => self.tell_lost(hold, hold.may_begin, turn),
             HoldInput::Forced => self.change_tenure(hold, Tenure::set_forced),
-            HoldInput::Wanted => self.set_hold_wanted(hold, step),
+            HoldInput::Wanted => self.set_hold_wanted(hold, turn),
             HoldInput::WillBeTold => self.change_tenure(hold, Tenure::set_told),
-            HoldInput::Due => self.renew(hold, step),
-            HoldInput::Renewed { sent, lease } => self.renewed(hold, sent, lease, step.now),
-            HoldInput::RenewalFailed(failure) => self.renewal_failed(hold, failure, step),
-            HoldInput::KeptDue => self.look_at_kept(hold, step),
-            HoldInput::LongDue { after } => self.look_at_long(hold, after, step),
+            HoldInput::Due => self.renew(hold, turn),
+            HoldInput::Renewed { sent, lease } => self.renewed(hold, sent, lease, turn.now),
+            HoldInput::RenewalFailed(failure) => self.renewal_failed(hold, failure, turn),
+            HoldInput::KeptDue => self.look_at_kept(hold, turn),
+            HoldInput::LongDue { after } => self.look_at_long(hold, after, turn),
         }
     }
 
@@ -526,7 +526,7 @@ impl<P: Clone> Name<P> {
             && shared.id.kind.row().is_shared
         {
             let shared = shared.clone();
-            if self.may_share(&shared, &call, turn.step.now) {
+            if self.may_share(&shared, &call, turn.now) {
                 shared.set_depth(shared.depth() + 1);
                 return Next::Done(Outcome::Shared(shared));
             }
@@ -550,8 +550,8 @@ impl<P: Clone> Name<P> {
         if let State::Asking(talk) = &mut self.state
             && let Some(spare) = talk.spare.take()
         {
-            if self.fits(&spare, &call, turn.step.now) {
-                self.begin_next(&spare, &call.caller, turn.step.now);
+            if self.fits(&spare, &call, turn.now) {
+                self.begin_next(&spare, &call.caller, turn.now);
                 return Next::Done(Outcome::HandedOff(spare));
             }
             self.set_spare(spare);
@@ -564,14 +564,14 @@ impl<P: Clone> Name<P> {
     /// Adds a call while the client keeps the lock.
     fn call_for_kept(&mut self, call: Call<P>, kept: &Arc<Hold>, turn: &mut Turn<P>) -> Next {
         let tenure = self.tenure(kept);
-        if tenure.is_some_and(|kept| kept.may_be_followed_by(&call.caller, true, turn.step.now)) {
+        if tenure.is_some_and(|kept| kept.may_be_followed_by(&call.caller, true, turn.now)) {
             // Without a request: in Redis, the client has the lock all the time.
             self.state = State::Held(kept.clone());
-            self.begin_next(kept, &call.caller, turn.step.now);
-            turn.step.actions.push(Action::CountHold);
+            self.begin_next(kept, &call.caller, turn.now);
+            turn.actions.push(Action::CountHold);
             return Next::Done(Outcome::Kept(kept.clone()));
         }
-        let suits = tenure.is_some_and(|kept| kept.suits(&call.caller, turn.step.now));
+        let suits = tenure.is_some_and(|kept| kept.suits(&call.caller, turn.now));
         self.state = State::Idle;
         if suits {
             // Its tokens are used up, or its time is over. A request brings both.
@@ -608,7 +608,8 @@ impl<P: Clone> Name<P> {
     /// first without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let is_several = call.hold.kind.row().is_several;
-        let nap = if is_several { Some(end_after(turn.now, turn.policy.backoff.1)) } else { None };
+        let nap =
+            if is_several { Some(end_after(turn.instant, turn.policy.backoff.1)) } else { None };
         call.caller.wait.deadline().into_iter().chain(nap).min()
     }
 
@@ -619,7 +620,7 @@ impl<P: Clone> Name<P> {
 
     /// Begins the conversation with a call.
     fn begin(&mut self, first: Call<P>, purpose: Purpose, turn: &Turn<P>) -> Next {
-        let registration = if !first.caller.wait.is_over(turn.now) {
+        let registration = if !first.caller.wait.is_over(turn.instant) {
             Registration::IfHeld
         } else if first.hold.kind.is_lock() {
             Registration::IfMayBeKept
@@ -672,15 +673,15 @@ impl<P: Clone> Name<P> {
         match talk.take_purpose() {
             Purpose::Acquire { others, may_be_older } => {
                 let reply = self.reply_to_attempt(&mut talk, others, sent, reply, next, turn);
-                talk.record_answer(&reply, turn.now);
+                talk.record_answer(&reply, turn.instant);
                 self.go_on(talk, may_be_older, sent, reply, turn)
             }
             Purpose::Recall { failure, told } => {
-                talk.record_answer(&reply, turn.now);
+                talk.record_answer(&reply, turn.instant);
                 self.reply_to_recall(talk, failure, told, &reply, turn)
             }
             Purpose::Refill(kept) => {
-                talk.record_answer(&reply, turn.now);
+                talk.record_answer(&reply, turn.instant);
                 self.reply_to_refill(talk, &kept, sent, reply, turn)
             }
             Purpose::Pay(_) | Purpose::Unregister | Purpose::Withdraw(_) => {
@@ -704,7 +705,7 @@ impl<P: Clone> Name<P> {
             // A hold whose lease is over when the reply comes counts as none: after a pause of this
             // process, there must be no guard without a hold.
             Ok(AcquireReply::Acquired { .. })
-                if turn.step.now.since(sent) >= reliable(talk.first.caller.times.lease) =>
+                if turn.now.since(sent) >= reliable(talk.first.caller.times.lease) =>
             {
                 Err(Failure::late())
             }
@@ -716,7 +717,7 @@ impl<P: Clone> Name<P> {
             Err(failure) => failure.is_ambiguous(),
         };
         if talk.record_registration(&reply) {
-            turn.step.actions.push(Action::Listen(talk.first.hold.clone()));
+            turn.actions.push(Action::Listen(talk.first.hold.clone()));
         }
         self.reply_to_others(others, sent, &reply, in_doubt, turn);
         if in_doubt && turn.policy.withdraws {
@@ -746,7 +747,7 @@ impl<P: Clone> Name<P> {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
                 let Call { hold, caller, may_begin, .. } = &talk.first;
-                let replied = turn.step.now;
+                let replied = turn.now;
                 let grant = Grant { fence, room, may_begin: *may_begin, sent, replied };
                 let mut tenure = Tenure::new(hold.clone(), &grant, caller);
                 // A message about this hold may have overtaken the reply that begins it.
@@ -784,7 +785,7 @@ impl<P: Clone> Name<P> {
                     && talk.recall_ends.is_none() =>
             {
                 // Another client may have used the name for a lock, and only keep that.
-                talk.recall_ends = Some(turn.now + RECALL_TIME);
+                talk.recall_ends = Some(turn.instant + RECALL_TIME);
                 talk.purpose = Purpose::Recall { failure, told: false };
                 self.ask(talk, turn)
             }
@@ -801,14 +802,14 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         // Before that it can only have been released, and a message should have said so.
         if let Known::Held { until: Some(until), .. } = talk.known
-            && turn.step.now < until
+            && turn.now < until
         {
-            turn.step.actions.push(Action::CountMissedWakeup);
+            turn.actions.push(Action::CountMissedWakeup);
         }
         if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
             self.tell_leaving(turn);
-            self.end_others(&hold, &mut turn.step);
+            self.end_others(&hold, turn);
             return Next::Done(Outcome::Acquired(hold));
         }
         // Another call can have its hold at the same time.
@@ -819,7 +820,7 @@ impl<P: Clone> Name<P> {
         if hold.id.kind.row().is_shared {
             self.share(&hold, turn);
         } else {
-            self.advance(&mut turn.step);
+            self.advance(turn);
         }
         Next::Done(Outcome::Acquired(hold))
     }
@@ -829,14 +830,14 @@ impl<P: Clone> Name<P> {
     fn share(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
         loop {
             let next = self.calls_behind().next();
-            if !next.is_some_and(|next| self.may_share(hold, next, turn.step.now)) {
+            if !next.is_some_and(|next| self.may_share(hold, next, turn.now)) {
                 break;
             }
             let Some(next) = self.pop_behind() else { break };
             hold.set_depth(hold.depth() + 1);
-            turn.step.actions.push(next.end(Outcome::Shared(hold.clone())));
+            turn.actions.push(next.end(Outcome::Shared(hold.clone())));
         }
-        if self.advance(&mut turn.step).is_none() {
+        if self.advance(turn).is_none() {
             self.state = State::Held(hold.clone());
         }
     }
@@ -903,11 +904,11 @@ impl<P: Clone> Name<P> {
         sent: Moment,
         turn: &mut Turn<P>,
     ) {
-        let replied = turn.step.now;
+        let replied = turn.now;
         // Without room: the block of tokens is the first call's.
         let grant = Grant { fence, room: 0, may_begin: call.may_begin, sent, replied };
         let hold = self.add(Tenure::new(id, &grant, &call.caller));
-        turn.step.actions.push(call.end(Outcome::Acquired(hold)));
+        turn.actions.push(call.end(Outcome::Acquired(hold)));
     }
 
     /// Takes the reply to the request for more tokens of a tenure that was kept.
@@ -921,29 +922,29 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.extend(sent, kept.next_lease(sent).duration, turn.step.now);
-                if !kept.is_valid(turn.step.now) {
+                kept.extend(sent, kept.next_lease(sent).duration, turn.now);
+                if !kept.is_valid(turn.now) {
                     // After a pause of this process, there must be no guard without a hold.
-                    self.expire(kept, &mut turn.step);
+                    self.expire(kept, turn);
                     return self.ask(talk, turn);
                 }
                 if let Some(tenure) = self.tenure_mut(kept) {
                     tenure.add_fences(fence, room);
-                    tenure.begin_next(&talk.first.caller, turn.step.now);
+                    tenure.begin_next(&talk.first.caller, turn.now);
                     // A message about it may have overtaken the reply.
                     if wanted || talk.wanted.contains(&kept.id.nonce) {
                         tenure.set_wanted();
                     }
                 }
                 self.state = State::Held(kept.clone());
-                turn.step.actions.push(Action::CountHold);
+                turn.actions.push(Action::CountHold);
                 self.tell_leaving(turn);
-                self.end_others(kept, &mut turn.step);
+                self.end_others(kept, turn);
                 Next::Done(Outcome::Kept(kept.clone()))
             }
             // In Redis it is over: an operator has ended it, or the server has forgotten it.
             Ok(AcquireReply::Held { .. }) => {
-                self.lose(kept, &mut turn.step);
+                self.lose(kept, turn);
                 self.ask(talk, turn)
             }
             // It counts as the first attempt.
@@ -965,9 +966,9 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         let is_told = matches!(reply, Ok(AcquireReply::Held { recalled: true, .. }));
         if is_told {
-            turn.step.actions.push(Action::Listen(talk.recalled_lock()));
-            let end = talk.recall_ends.unwrap_or(turn.now);
-            let left = end.saturating_duration_since(turn.now);
+            turn.actions.push(Action::Listen(talk.recalled_lock()));
+            let end = talk.recall_ends.unwrap_or(turn.instant);
+            let left = end.saturating_duration_since(turn.instant);
             if !left.is_zero() {
                 talk.purpose = Purpose::Recall { failure, told: true };
                 return self.wait(talk, left, false, turn);
@@ -988,17 +989,17 @@ impl<P: Clone> Name<P> {
     /// Goes on after the change that the first call asked for was made or has failed.
     fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
         let mut talk = self.take_talk();
-        talk.record_answer(&outcome, turn.now);
+        talk.record_answer(&outcome, turn.instant);
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
                 for debt in &debts {
-                    self.released(debt, &Ok(()), ReleasedBy::Call, &mut turn.step);
+                    self.released(debt, &Ok(()), ReleasedBy::Call, turn);
                 }
                 self.ask(talk, turn)
             }
             (Purpose::Pay(_), Err(failure)) => self.fail(talk, failure, turn),
             (Purpose::Unregister, _) => {
-                turn.step.actions.push(Action::WakeLocks);
+                turn.actions.push(Action::WakeLocks);
                 self.ask(talk, turn)
             }
             (Purpose::Withdraw(failure), outcome) => {
@@ -1028,7 +1029,7 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Next {
         let pause = talk.pause_after(&mut failure, turn);
-        turn.step.actions.push(Action::RecordFailure(failure.clone(), pause));
+        turn.actions.push(Action::RecordFailure(failure.clone(), pause));
         match pause {
             Some(pause) => self.wait(talk, pause, false, turn),
             None => self.give_up(talk, Outcome::Failed(failure), turn),
@@ -1051,9 +1052,9 @@ impl<P: Clone> Name<P> {
         // A message that came while the request was on its way may be newer than the reply.
         let until = if talk.is_told {
             talk.set_may_be_free();
-            turn.now
+            turn.instant
         } else {
-            end_after(turn.now, pause)
+            end_after(turn.instant, pause)
         };
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
@@ -1086,10 +1087,10 @@ impl<P: Clone> Name<P> {
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
         // The place among the waiting clients is the next call's too, if that wants the same.
-        let next = self.advance(&mut turn.step);
+        let next = self.advance(turn);
         let keeps_place = next.is_some_and(|next| next.waits_with(hold.kind));
         if may_be_queued && !keeps_place {
-            turn.step.actions.push(Action::Unregister(hold));
+            turn.actions.push(Action::Unregister(hold));
         }
         Next::Done(outcome)
     }
@@ -1104,13 +1105,13 @@ impl<P: Clone> Name<P> {
         **behind = left;
         for call in ended {
             self.end_call(&call, turn);
-            turn.step.actions.push(call.end(Outcome::Failed(failure.clone())));
+            turn.actions.push(call.end(Outcome::Failed(failure.clone())));
         }
     }
 
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
     /// what it wants.
-    fn advance(&mut self, step: &mut NameStep<P>) -> Option<HoldKind> {
+    fn advance(&mut self, turn: &mut Turn<P>) -> Option<HoldKind> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
@@ -1122,7 +1123,7 @@ impl<P: Clone> Name<P> {
             talk.known = Known::Failed(failure, at);
         }
         talk.is_told = true;
-        step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
+        turn.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         self.state = State::Waiting(talk);
         Some(kind)
     }
@@ -1141,7 +1142,7 @@ impl<P: Clone> Name<P> {
         };
         if call.leaves {
             let until = self.reply_deadline(&call);
-            if turn.now < until {
+            if turn.instant < until {
                 return self.park_again(place, call, Some(until));
             }
             let why = "the call in front has had no reply in time";
@@ -1149,7 +1150,7 @@ impl<P: Clone> Name<P> {
             self.end_call(&call, turn);
             return Next::Done(Outcome::Failed(failure));
         }
-        if !call.caller.wait.is_over(turn.now) {
+        if !call.caller.wait.is_over(turn.instant) {
             let until = Self::park_until(&call, turn);
             return self.park_again(place, call, until);
         }
@@ -1167,7 +1168,7 @@ impl<P: Clone> Name<P> {
 
     /// Decides on a call behind the first that has timed out.
     fn time_out(&mut self, mut call: Call<P>, in_front: bool, turn: &mut Turn<P>) -> Next {
-        if let Some(outcome) = self.known_to(&call, turn.step.now) {
+        if let Some(outcome) = self.known_to(&call, turn.now) {
             return Next::Done(outcome);
         }
         if !call.hold.kind.is_lock() {
@@ -1180,9 +1181,9 @@ impl<P: Clone> Name<P> {
         {
             // That call may have a long pause left.
             talk.is_told = true;
-            turn.step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
+            turn.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         }
-        let until = Some(call.caller.request_deadline(turn.now));
+        let until = Some(call.caller.request_deadline(turn.instant));
         self.push(call, in_front);
         Next::Park { until, contended: true }
     }
@@ -1225,10 +1226,10 @@ impl<P: Clone> Name<P> {
         let mut at = 0;
         while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
             if call.leaves
-                && let Some(outcome) = self.known_to(call, turn.step.now)
+                && let Some(outcome) = self.known_to(call, turn.now)
             {
                 let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
-                turn.step.actions.extend(call.map(|call| call.end(outcome)));
+                turn.actions.extend(call.map(|call| call.end(outcome)));
             } else {
                 at += 1;
             }
@@ -1255,7 +1256,7 @@ impl<P: Clone> Name<P> {
             if let Some(spare) = spare {
                 self.give_back(&spare, turn);
             }
-            turn.step.actions.extend(recalled.map(Action::Unregister));
+            turn.actions.extend(recalled.map(Action::Unregister));
             return Next::Done(Outcome::Left);
         }
         let Some((_, call)) = self.take_behind(number) else { return Next::AWAIT };
@@ -1292,28 +1293,28 @@ impl<P: Clone> Name<P> {
         let debt = Arc::new(Hold::debt(hold, lease, may_begin));
         if turn.policy.withdraws {
             // With independent servers every request has an id of its own.
-            turn.step.actions.push(Action::Owe(debt));
+            turn.actions.push(Action::Owe(debt));
         } else {
-            self.owe(&debt, &mut turn.step);
+            self.owe(&debt, turn);
         }
     }
 
     /// Releases a tenure that the first call cannot use.
     fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn<P>) {
-        if self.end_tenure(kept, turn.step.now) {
-            turn.step.actions.push(Action::Release { hold: kept.clone(), calls_wait: false });
+        if self.end_tenure(kept, turn.now) {
+            turn.actions.push(Action::Release { hold: kept.clone(), calls_wait: false });
         }
     }
 
     /// Makes the first call try, because the lock may be free.
-    fn wake(&mut self, step: &mut NameStep<P>) {
+    fn wake(&mut self, turn: &mut Turn<P>) {
         match &mut self.state {
             // The reply may be older.
             State::Asking(talk) => talk.is_told = true,
             State::Waiting(talk) => {
                 talk.set_may_be_free();
                 if !mem::replace(&mut talk.is_told, true) {
-                    step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
+                    turn.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
                 }
             }
             _ => {}
@@ -1329,7 +1330,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
-    fn rely_on_nothing(&mut self, now: Instant, step: &mut NameStep<P>) {
+    fn rely_on_nothing(&mut self, turn: &mut Turn<P>) {
         let is_parked = matches!(self.state, State::Waiting(_));
         let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
         talk.hears = false;
@@ -1338,9 +1339,9 @@ impl<P: Clone> Name<P> {
             && !talk.is_told
         {
             // The pause was long because a message would have ended it.
-            let until = Some(until.min(end_after(now, talk.pauses.next_backoff())));
+            let until = Some(until.min(end_after(turn.instant, talk.pauses.next_backoff())));
             let port = talk.first.port.clone();
-            step.actions.push(Action::Tell(port, Next::Park { until, contended: true }));
+            turn.actions.push(Action::Tell(port, Next::Park { until, contended: true }));
         }
     }
 
@@ -1402,9 +1403,9 @@ impl<P: Clone> Name<P> {
     }
 
     /// Remembers a hold without a call, and schedules its payment.
-    fn owe(&mut self, debt: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn owe(&mut self, debt: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         self.add(Tenure::owed(debt.clone()));
-        step.actions.push(Action::Owe(debt.clone()));
+        turn.actions.push(Action::Owe(debt.clone()));
         true
     }
 
@@ -1415,7 +1416,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends the holds that a new, exclusive hold shows to be over: they were released, or an
     /// operator has ended one, or a server has forgotten it.
-    fn end_others(&mut self, new: &Hold, step: &mut NameStep<P>) {
+    fn end_others(&mut self, new: &Hold, turn: &mut Turn<P>) {
         let mut over = Vec::new();
         for tenure in &self.tenures {
             let Tenure { hold, .. } = tenure;
@@ -1425,19 +1426,19 @@ impl<P: Clone> Name<P> {
                 over.push(hold.clone());
             }
         }
-        self.end_debts_or_lose(&over, step);
+        self.end_debts_or_lose(&over, turn);
     }
 
-    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], step: &mut NameStep<P>) {
+    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], turn: &mut Turn<P>) {
         for hold in over {
             if self.tenure(hold).is_some_and(Tenure::is_debt) {
                 // Its release was executed, though the reply to that is still on its way. Should it
                 // say that the hold was gone before, only the caller of `unlock` learns that.
-                self.released(hold, &Ok(()), ReleasedBy::Call, step);
+                self.released(hold, &Ok(()), ReleasedBy::Call, turn);
             } else {
                 // Another input may have found it lost, and its thread still look up why.
                 self.mark_lost(hold, LossCause::Gone);
-                self.tell_lost(hold, hold.may_begin, step);
+                self.tell_lost(hold, hold.may_begin, turn);
             }
         }
     }
@@ -1457,74 +1458,74 @@ impl<P: Clone> Name<P> {
     /// Begins a tenure that came by no conversation, with a request sent at `sent`. Returns `false`
     /// if a later hold shows that it is over: between the reply and now, the thread may have
     /// paused.
-    fn begin_beside(&mut self, tenure: Tenure, sent: Moment, step: &mut NameStep<P>) -> bool {
+    fn begin_beside(&mut self, tenure: Tenure, sent: Moment, turn: &mut Turn<P>) -> bool {
         if self.is_followed(&tenure.hold, sent) {
             // Redis grants a later hold only when this one has ended.
             return false;
         }
         let hold = self.add(tenure);
         if hold.id.kind.is_exclusive() {
-            self.end_others(&hold, step);
+            self.end_others(&hold, turn);
         }
         true
     }
 
     /// Begins the hold that a call was given, and that is reported now if there is a time at which
     /// the call began. Returns `false` if the hold was lost on the way: no call gets it then.
-    fn accept(&mut self, hold: &Arc<Hold>, begin: Option<Instant>, step: &mut NameStep<P>) -> bool {
-        self.expire(hold, step);
-        let begins = hold.is_valid(step.now);
+    fn accept(&mut self, hold: &Arc<Hold>, begin: Option<Instant>, turn: &mut Turn<P>) -> bool {
+        self.expire(hold, turn);
+        let begins = hold.is_valid(turn.now);
         if begins && let Some(begin) = begin {
-            self.report_begin(hold, begin, step);
+            self.report_begin(hold, begin, turn);
         }
         begins
     }
 
     /// Reports that a hold has begun, once. If it is lost already, neither its beginning nor its
     /// end is reported.
-    fn report_begin(&mut self, hold: &Arc<Hold>, begin: Instant, step: &mut NameStep<P>) -> bool {
+    fn report_begin(&mut self, hold: &Arc<Hold>, begin: Instant, turn: &mut Turn<P>) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
         if tenure.current().is_none() || mem::replace(&mut tenure.is_reported, true) {
             return false;
         }
-        step.report(hold, HoldEvent::Acquired { begin });
+        turn.report(hold, HoldEvent::Acquired { begin });
         true
     }
 
     /// Ends a hold. With `hands_off`, the tenure passes to the next call if the terms of that allow
     /// it, or the lock is kept. Otherwise it is released. Returns `false` if the hold was lost or
     /// had ended.
-    fn end(&mut self, hold: &Arc<Hold>, hands_off: bool, step: &mut NameStep<P>) -> bool {
+    fn end(&mut self, hold: &Arc<Hold>, hands_off: bool, turn: &mut Turn<P>) -> bool {
         let kind = hold.id.kind;
-        if kind.row().is_shared && Self::remove_reader(hold, step.now) {
+        if kind.row().is_shared && Self::remove_reader(hold, turn.now) {
             return true;
         }
         // A tenure beside the conversation passes to no call: those that wait do not know it.
         let is_handed_off = if !hands_off {
             false
         } else if kind.row().is_several {
-            self.hand_off_permit(hold, step)
+            self.hand_off_permit(hold, turn)
         } else if kind.is_exclusive() && self.is_held_by(hold) {
-            self.hand_off(hold, step)
+            self.hand_off(hold, turn)
         } else {
             false
         };
         if is_handed_off {
             return true;
         }
-        if !self.end_tenure(hold, step.now) {
+        if !self.end_tenure(hold, turn.now) {
             return false;
         }
-        step.actions.push(Action::CountEnd);
+        turn.actions.push(Action::CountEnd);
         let calls_wait = self.calls().next().is_some();
-        step.actions.push(Action::Release { hold: hold.clone(), calls_wait });
+        turn.actions.push(Action::Release { hold: hold.clone(), calls_wait });
         true
     }
 
     /// Ends a hold that no caller gets. Its lock does not stay taken, because what that was for has
     /// not been done. A shutdown may have ended it before.
-    fn give_back_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
-        let ends = self.end(hold, true, step);
+    fn give_back_hold(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
+        let ends = self.end(hold, true, turn);
         hold.set_unused();
         ends
     }
@@ -1540,19 +1541,19 @@ impl<P: Clone> Name<P> {
     }
 
     /// Ends the present hold of a tenure that goes on, and reports that.
-    fn end_current(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
-        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_use(step.now));
+    fn end_current(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
+        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_use(turn.now));
         if let Some(held) = held {
-            step.report(hold, HoldEvent::Released { held });
+            turn.report(hold, HoldEvent::Released { held });
         }
-        step.actions.extend(hold.span.take().map(Action::CloseSpan));
+        turn.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
 
     /// Gives a call the next hold of a tenure whose current one is over.
-    fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, step: &mut NameStep<P>) {
+    fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, turn: &mut Turn<P>) {
         let Some(next) = next else { return };
         match self.tenure_mut(hold) {
-            Some(tenure) => step.actions.push(next.end_with_next(tenure, step.now)),
+            Some(tenure) => turn.actions.push(next.end_with_next(tenure, turn.now)),
             // Not forgotten, whatever happens: its thread sleeps until it is told something.
             None => self.push(next, true),
         }
@@ -1564,50 +1565,50 @@ impl<P: Clone> Name<P> {
 
     /// Gives the next call the next hold of the tenure, or keeps the lock if there is no such call.
     /// Returns `false` if neither can be.
-    fn hand_off(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn hand_off(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         let Some(next) = self.calls_behind().next() else {
             // From here on other clients must ask for the lock, so it is kept only if they can.
-            let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(step.now));
-            let keeps = step.can_keep && can_be_kept;
+            let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(turn.now));
+            let keeps = turn.can_keep() && can_be_kept;
             if keeps {
-                self.keep(hold, step);
+                self.keep(hold, turn);
             }
             return keeps;
         };
         if next.hold.kind != hold.id.kind
-            || !self.may_follow(hold, &next.caller, step.can_keep, step.now)
+            || !self.may_follow(hold, &next.caller, turn.can_keep(), turn.now)
         {
             return false;
         }
         // Its end is reported before its thread can be told, and report, the next beginning.
-        self.end_current(hold, step);
+        self.end_current(hold, turn);
         let next = self.pop_behind();
-        self.pass_on(hold, next, step);
+        self.pass_on(hold, next, turn);
         true
     }
 
     /// Keeps the lock, though no call wants it.
-    fn keep(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
-        self.end_current(hold, step);
+    fn keep(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
+        self.end_current(hold, turn);
         self.state = State::Kept(hold.clone());
-        step.actions.push(Action::CountEnd);
-        if let Some(due) = self.tenure_mut(hold).and_then(|tenure| tenure.keep(step.now)) {
-            step.look_at(hold, LookFor::Kept, due);
+        turn.actions.push(Action::CountEnd);
+        if let Some(due) = self.tenure_mut(hold).and_then(|tenure| tenure.keep(turn.now)) {
+            turn.look_at(hold, LookFor::Kept, due);
         }
     }
 
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
     /// of the first is on its way: its thread could not go on before the reply. Without a next one,
     /// it waits for the reply.
-    fn hand_off_permit(&mut self, permit: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn hand_off_permit(&mut self, permit: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         let fits_next =
-            self.calls_behind().next().is_some_and(|it| self.fits(permit, it, step.now));
-        let fits_first = self.calls().next().is_some_and(|it| self.fits(permit, it, step.now));
+            self.calls_behind().next().is_some_and(|it| self.fits(permit, it, turn.now));
+        let fits_first = self.calls().next().is_some_and(|it| self.fits(permit, it, turn.now));
         match &mut self.state {
             State::Waiting(_) if fits_first => {
-                self.end_current(permit, step);
+                self.end_current(permit, turn);
                 let talk = self.take_talk();
-                self.pass_permit(talk, permit, step);
+                self.pass_permit(talk, permit, turn);
                 true
             }
             State::Asking(talk) if fits_next => {
@@ -1616,14 +1617,14 @@ impl<P: Clone> Name<P> {
                     // The request on its way may bring one for it, too: that goes to another call.
                     talk.note_served(next.number);
                 }
-                self.end_current(permit, step);
-                self.pass_on(permit, next, step);
+                self.end_current(permit, turn);
+                self.pass_on(permit, next, turn);
                 true
             }
             State::Asking(talk) if talk.spare.is_none() && fits_first => {
                 // The thread of the first call reads a reply, and looks here after that.
                 talk.spare = Some(permit.clone());
-                self.end_current(permit, step);
+                self.end_current(permit, turn);
                 true
             }
             _ => false,
@@ -1642,7 +1643,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         mut talk: Box<Conversation<P>>,
         permit: &Arc<Hold>,
-        step: &mut NameStep<P>,
+        turn: &mut Turn<P>,
     ) {
         let kind = permit.id.kind;
         // One whose first call does not wait has not registered the client, and ends with it.
@@ -1652,19 +1653,19 @@ impl<P: Clone> Name<P> {
         let Some(next) = next else {
             // The servers still have the client's place, unless another call goes on in it.
             let may_be_queued = talk.may_be_queued();
-            let keeps_place = self.advance(step).is_some_and(|next| next.waits_with(kind));
-            self.pass_on(permit, Some(talk.first), step);
+            let keeps_place = self.advance(turn).is_some_and(|next| next.waits_with(kind));
+            self.pass_on(permit, Some(talk.first), turn);
             if may_be_queued && !keeps_place {
-                step.actions.push(Action::Unregister(permit.id.clone()));
+                turn.actions.push(Action::Unregister(permit.id.clone()));
             }
             return;
         };
         // The message was for whichever call comes first, and one permit may not be all there is.
         if talk.is_told {
-            step.actions.push(Action::Tell(next.port.clone(), Next::Turn));
+            turn.actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }
         let first = mem::replace(&mut talk.first, next);
-        self.pass_on(permit, Some(first), step);
+        self.pass_on(permit, Some(first), turn);
         talk.purpose = Purpose::ACQUIRE;
         talk.retry = None;
         talk.recall_ends = None;
@@ -1674,9 +1675,9 @@ impl<P: Clone> Name<P> {
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
     fn pass_spare(&mut self, spare: &Arc<Hold>, turn: &mut Turn<P>) {
         let next = self.calls_behind().next();
-        if next.is_some_and(|next| self.fits(spare, next, turn.step.now)) {
+        if next.is_some_and(|next| self.fits(spare, next, turn.now)) {
             let next = self.pop_behind();
-            self.pass_on(spare, next, &mut turn.step);
+            self.pass_on(spare, next, turn);
         } else {
             self.give_back(spare, turn);
         }
@@ -1684,8 +1685,8 @@ impl<P: Clone> Name<P> {
 
     /// Ends a permit that was dropped for a call which does not get it.
     fn give_back(&mut self, permit: &Arc<Hold>, turn: &mut Turn<P>) {
-        if !self.end(permit, true, &mut turn.step) {
-            self.expire(permit, &mut turn.step);
+        if !self.end(permit, true, turn) {
+            self.expire(permit, turn);
         }
     }
 
@@ -1697,14 +1698,14 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Result<Next, Box<Conversation<P>>> {
         let Some(spare) = talk.spare.take() else { return Err(talk) };
-        if !self.may_follow(&spare, &talk.first.caller, false, turn.step.now) {
+        if !self.may_follow(&spare, &talk.first.caller, false, turn.now) {
             self.give_back(&spare, turn);
             return Err(talk);
         }
         if mem::take(&mut talk.first.may_begin) {
             self.doubt_call(&talk.first, true, turn);
         }
-        self.pass_permit(talk, &spare, &mut turn.step);
+        self.pass_permit(talk, &spare, turn);
         // It is told of the permit like any other.
         Ok(Next::Park { until: None, contended: true })
     }
@@ -1722,41 +1723,41 @@ impl<P: Clone> Name<P> {
 
     /// Makes the next call try if this hold was in its way, and has ended. Returns `false` if it
     /// was not.
-    fn let_next_try(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
+    fn let_next_try(&mut self, hold: &Hold, turn: &mut Turn<P>) -> bool {
         let was_in_the_way = self.is_held_by(hold);
         if was_in_the_way {
-            self.advance(step);
+            self.advance(turn);
         }
         was_in_the_way
     }
 
     /// Ends a hold without its holder, as a shutdown does. Returns `false` if it has ended or is
     /// lost already.
-    fn shut_down(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
+    fn shut_down(&mut self, hold: &Hold, turn: &mut Turn<P>) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| {
             let was_held = tenure.current().is_some();
-            let ends = tenure.end(step.now);
+            let ends = tenure.end(turn.now);
             if ends && was_held {
-                step.actions.push(Action::CountEnd);
+                turn.actions.push(Action::CountEnd);
             }
             ends
         });
         if ends {
-            self.let_next_try(hold, step);
+            self.let_next_try(hold, turn);
         }
         ends
     }
 
     /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
     /// already.
-    fn leave_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
-        let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(step.now));
+    fn leave_hold(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
+        let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(turn.now));
         if ends {
-            step.actions.push(Action::CountEnd);
+            turn.actions.push(Action::CountEnd);
             // First the report: the next holder has its own.
-            self.report_end(hold, &Ok(()), step);
+            self.report_end(hold, &Ok(()), turn);
             self.take_tenure(hold);
-            self.let_next_try(hold, step);
+            self.let_next_try(hold, turn);
         }
         ends
     }
@@ -1768,16 +1769,16 @@ impl<P: Clone> Name<P> {
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
         by: ReleasedBy,
-        step: &mut NameStep<P>,
+        turn: &mut Turn<P>,
     ) -> bool {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
         // What the renewer has released it goes on with by itself.
         let is_new = self.is_ending(hold);
         if is_new && may_exist && by == ReleasedBy::Call {
-            step.actions.push(Action::Owe(hold.clone()));
+            turn.actions.push(Action::Owe(hold.clone()));
         }
-        self.report_end(hold, outcome, step);
+        self.report_end(hold, outcome, turn);
         if !has_failed {
             // The calls for its name release a debt until the first success. After that it is the
             // renewer's alone, if a request may begin it again.
@@ -1797,14 +1798,9 @@ impl<P: Clone> Name<P> {
 
     /// Forgets a hold whose release has not been confirmed until its lease was over. Returns
     /// `false` if its end was reported before.
-    fn give_up_release(
-        &mut self,
-        hold: &Arc<Hold>,
-        failure: &Failure,
-        step: &mut NameStep<P>,
-    ) -> bool {
+    fn give_up_release(&mut self, hold: &Arc<Hold>, failure: &Failure, turn: &mut Turn<P>) -> bool {
         let is_new = self.is_ending(hold);
-        self.report_end(hold, &Err(HoldFailure::Failed(failure.clone())), step);
+        self.report_end(hold, &Err(HoldFailure::Failed(failure.clone())), turn);
         self.forget(hold);
         is_new
     }
@@ -1819,7 +1815,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        step: &mut NameStep<P>,
+        turn: &mut Turn<P>,
     ) {
         let Some(tenure) = self.tenure_mut(hold) else { return };
         let TenurePhase::Ending { ended } = tenure.phase else { return };
@@ -1849,10 +1845,10 @@ impl<P: Clone> Name<P> {
             }
         };
         if let Some(event) = event {
-            step.report(hold, event);
+            turn.report(hold, event);
         }
         // Last: a shutdown that finds nothing unfinished looks for payments next.
-        step.actions.push(Action::Finish);
+        turn.actions.push(Action::Finish);
     }
 
     /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
@@ -1867,19 +1863,19 @@ impl<P: Clone> Name<P> {
 
     /// Finds a tenure lost if its deadline has passed, and reports that. Returns `false` if it was
     /// ended or lost before.
-    fn expire(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
-        let Some(cause) = hold.cause_at_deadline(step.now) else { return false };
+    fn expire(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
+        let Some(cause) = hold.cause_at_deadline(turn.now) else { return false };
         let is_first = self.mark_lost(hold, cause);
         if is_first {
             // Its lease may not be over in Redis yet, where it would hold up the next call.
-            self.tell_lost(hold, true, step);
+            self.tell_lost(hold, true, turn);
         }
         is_first
     }
 
     /// Finds a tenure lost because the store no longer has it, and reports the loss.
-    fn lose(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
-        self.mark_lost(hold, LossCause::Gone) && self.tell_lost(hold, hold.may_begin, step)
+    fn lose(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
+        self.mark_lost(hold, LossCause::Gone) && self.tell_lost(hold, hold.may_begin, turn)
     }
 
     /// Marks a tenure as lost, so that its guards know at once. `tell_lost` follows when it is
@@ -1890,7 +1886,7 @@ impl<P: Clone> Name<P> {
 
     /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
     /// up after it. Only then the next call may try: it has its own reports.
-    fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut NameStep<P>) -> bool {
+    fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, turn: &mut Turn<P>) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
         let TenurePhase::Lost = tenure.phase else { return false };
         tenure.phase = TenurePhase::Owed;
@@ -1899,19 +1895,19 @@ impl<P: Clone> Name<P> {
         let loss = tenure.set_loss();
         tenure.tell_watches(true);
         if last.is_some() {
-            step.actions.push(Action::CountEnd);
+            turn.actions.push(Action::CountEnd);
         }
         let was_reported = mem::take(&mut tenure.is_reported);
         let site = if was_reported { last.map(|last| last.site) } else { None };
-        step.report(hold, HoldEvent::Lost { site, loss });
+        turn.report(hold, HoldEvent::Lost { site, loss });
         if may_exist {
             // As a debt it stays in this list, so that calls release it before they ask again.
-            step.actions.push(Action::Owe(hold.clone()));
+            turn.actions.push(Action::Owe(hold.clone()));
         } else {
             self.take_tenure(hold);
         }
-        step.actions.push(Action::Finish);
-        self.let_next_try(hold, step);
+        turn.actions.push(Action::Finish);
+        self.let_next_try(hold, turn);
         true
     }
 
@@ -1924,15 +1920,15 @@ impl<P: Clone> Name<P> {
 
     /// Releases a kept lock that no call has used for long enough, or schedules another look.
     /// Returns `false` if there is nothing more to look at.
-    fn look_at_kept(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn look_at_kept(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         let end = self.tenure(hold).and_then(Tenure::kept_end);
-        if end.is_some_and(|end| end <= step.now) && self.end_kept(hold, step.now) {
-            step.actions.push(Action::Owe(hold.clone()));
+        if end.is_some_and(|end| end <= turn.now) && self.end_kept(hold, turn.now) {
+            turn.actions.push(Action::Owe(hold.clone()));
             return false;
         }
         let Some(due) = self.tenure_mut(hold).and_then(Tenure::next_look) else { return false };
         // Not at once, because a thread may be asking for more of its tokens.
-        step.look_at(hold, LookFor::Kept, due.max(step.now.after(KEPT_PAUSE)));
+        turn.look_at(hold, LookFor::Kept, due.max(turn.now.after(KEPT_PAUSE)));
         true
     }
 
@@ -1952,10 +1948,10 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that another client waits for a lock, and releases it if it is only kept.
-    fn set_hold_wanted(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn set_hold_wanted(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         let is_new = self.change_tenure(hold, Tenure::set_wanted);
-        if self.end_kept(hold, step.now) {
-            step.actions.push(Action::Owe(hold.clone()));
+        if self.end_kept(hold, turn.now) {
+            turn.actions.push(Action::Owe(hold.clone()));
         }
         is_new
     }
@@ -1980,15 +1976,15 @@ impl<P: Clone> Name<P> {
 
     /// Handles a lease that is due for renewal, or that has to be found lost. Returns `false` if
     /// there is nothing more to do about it.
-    fn renew(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn renew(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         // This process may have been paused for longer than the lease.
-        self.expire(hold, step);
+        self.expire(hold, turn);
         let Some(tenure) = self.tenure(hold) else { return false };
         let Some(next) = hold.next_step(tenure.is_renewed()) else { return false };
         // One that is due so soon can be renewed along with others.
-        let soon = step.now.after(hold.lease() / TOGETHER);
-        step.actions.push(if next.renews && next.due <= soon {
-            Action::Renew(tenure.to_renew(step.now))
+        let soon = turn.now.after(hold.lease() / TOGETHER);
+        turn.actions.push(if next.renews && next.due <= soon {
+            Action::Renew(tenure.to_renew(turn.now))
         } else {
             Action::RenewAt(hold.clone(), next.due)
         });
@@ -2005,34 +2001,29 @@ impl<P: Clone> Name<P> {
 
     /// Records that a renewal has failed, and reports that if the one before had not, and there is
     /// time to try again.
-    fn renewal_failed(
-        &mut self,
-        hold: &Arc<Hold>,
-        failure: &Failure,
-        step: &mut NameStep<P>,
-    ) -> bool {
+    fn renewal_failed(&mut self, hold: &Arc<Hold>, failure: &Failure, turn: &mut Turn<P>) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
         // Also when the lease is over by now: the loss is then explained by this failure.
         tenure.set_last_failure(Some(failure));
-        let remaining = hold.remaining(step.now);
+        let remaining = hold.remaining(turn.now);
         if remaining.is_zero() || mem::replace(&mut tenure.failing, true) {
             return false;
         }
-        step.report(hold, HoldEvent::RenewalFailing { remaining, failure: failure.clone() });
+        turn.report(hold, HoldEvent::RenewalFailing { remaining, failure: failure.clone() });
         true
     }
 
     /// Reports a hold that lasts for longer than `after`, once, and schedules another look. Returns
     /// `false` if there is nothing more to look at.
-    fn look_at_long(&mut self, hold: &Arc<Hold>, after: Duration, step: &mut NameStep<P>) -> bool {
+    fn look_at_long(&mut self, hold: &Arc<Hold>, after: Duration, turn: &mut Turn<P>) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
-        if let Some(held) = tenure.report_long(after, step.now)
+        if let Some(held) = tenure.report_long(after, turn.now)
             && let Some(current) = tenure.current()
         {
-            step.report(hold, HoldEvent::HeldLong { site: current.site.clone(), held });
+            turn.report(hold, HoldEvent::HeldLong { site: current.site.clone(), held });
         }
-        let Some(due) = tenure.next_long_look(after, step.now) else { return false };
-        step.look_at(hold, LookFor::Long, due);
+        let Some(due) = tenure.next_long_look(after, turn.now) else { return false };
+        turn.look_at(hold, LookFor::Long, due);
         true
     }
 

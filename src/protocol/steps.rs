@@ -96,9 +96,8 @@ pub(crate) enum NameInput {
     Woken,
     /// An echo has come: what servers tell the client arrives.
     Echo,
-    /// Messages may have been missed until then. A call that relies on them goes on as if it never
-    /// had.
-    Interrupted(Instant),
+    /// Messages may have been missed. A call that relies on them goes on as if it never had.
+    Interrupted,
     /// Another client waits for the lock, and knows the nonce of its hold.
     Wanted(u64),
     /// Another client has the name, or this one as another kind: no debt is left.
@@ -172,11 +171,12 @@ pub(crate) enum ReleasedBy {
     Renewer,
 }
 
-/// The state of the world for an input about a call, and the resulting actions.
+/// The state of the world for one input, and what follows from that.
 pub(crate) struct Turn<P> {
-    pub(crate) now: Instant,
-    /// The same by the clock of leases, and what follows.
-    pub(crate) step: NameStep<P>,
+    /// The time by the clock of leases.
+    pub(crate) now: Moment,
+    /// The same by the clock of waits, which a suspend stops.
+    pub(crate) instant: Instant,
     /// Whether the client is closed, and takes no new calls.
     pub(crate) is_closed: bool,
     /// Whether messages of other clients arrive from all places.
@@ -184,6 +184,28 @@ pub(crate) struct Turn<P> {
     /// Whether messages of other clients may have been missed a moment ago.
     pub(crate) missed_messages: bool,
     pub(crate) policy: Policy,
+    /// Reported before the name is unlocked, so that no later hold is reported before.
+    pub(crate) reports: Reports,
+    /// Two at most, as a rule, which allocate nothing.
+    pub(crate) actions: Actions<P>,
+}
+
+impl<P> Turn<P> {
+    /// Returns `true` if locks may be kept: other clients can ask for them.
+    pub(super) fn can_keep(&self) -> bool {
+        self.listens && !self.is_closed
+    }
+
+    /// Makes the renewer look at a tenure then.
+    pub(super) fn look_at(&mut self, hold: &Arc<Hold>, what: LookFor, due: Moment) {
+        self.actions.push(Action::LookAt { hold: hold.clone(), what, due });
+    }
+
+    /// Reports this about the current hold of a tenure.
+    pub(super) fn report(&mut self, hold: &Arc<Hold>, what: HoldEvent) {
+        // The token now: the same turn may begin the next hold.
+        self.reports.push(HoldReport { hold: hold.clone(), fence: hold.fence(), what });
+    }
 }
 
 /// The settings that all calls of a client share.
@@ -198,34 +220,6 @@ pub(crate) struct Policy {
     pub(crate) backoff: (Duration, Duration),
     /// How long a call without a limit repeats requests that fail.
     pub(crate) retry_window: Duration,
-}
-
-/// One step of the machine: when an input comes, by the clock of leases, and what follows from it.
-pub(crate) struct NameStep<P> {
-    pub(crate) now: Moment,
-    /// Whether locks may be kept: other clients can ask for them, and the client is open.
-    pub(crate) can_keep: bool,
-    /// Reported before the name is unlocked, so that no later hold is reported before.
-    pub(crate) reports: Reports,
-    /// Two at most, as a rule, which allocate nothing.
-    pub(crate) actions: Actions<P>,
-}
-
-impl<P> NameStep<P> {
-    pub(crate) fn new(now: Moment) -> Self {
-        Self { now, can_keep: false, reports: Reports::new(), actions: Actions::new() }
-    }
-
-    /// Makes the renewer look at a tenure then.
-    pub(super) fn look_at(&mut self, hold: &Arc<Hold>, what: LookFor, due: Moment) {
-        self.actions.push(Action::LookAt { hold: hold.clone(), what, due });
-    }
-
-    /// Reports this about the current hold of a tenure.
-    pub(super) fn report(&mut self, hold: &Arc<Hold>, what: HoldEvent) {
-        // The token now: the same step may begin the next hold.
-        self.reports.push(HoldReport { hold: hold.clone(), fence: hold.fence(), what });
-    }
 }
 
 /// The next step of a call's thread.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::*;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
-use crate::protocol::steps::{Actions, HoldReport, Policy};
+use crate::protocol::steps::{Actions, HoldReport, Policy, Reports};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -65,8 +65,8 @@ impl Ending {
 
 pub(crate) fn turn<P>() -> Turn<P> {
     Turn {
-        now: Instant::now(),
-        step: NameStep { can_keep: true, ..NameStep::new(Moment::now()) },
+        now: Moment::now(),
+        instant: Instant::now(),
         is_closed: false,
         listens: true,
         missed_messages: false,
@@ -76,6 +76,8 @@ pub(crate) fn turn<P>() -> Turn<P> {
             backoff: (SOON, SOON),
             retry_window: SOON,
         },
+        reports: Reports::new(),
+        actions: Actions::new(),
     }
 }
 
@@ -152,9 +154,9 @@ impl World {
         rejoins: bool,
     ) -> Begun {
         // Each call begins a little later than the one before.
-        self.turn.now += Duration::from_millis(1);
+        self.turn.instant += Duration::from_millis(1);
         let mut hold = self.id(kind);
-        let caller = Caller { wait, begin: self.turn.now, ..caller(options) };
+        let caller = Caller { wait, begin: self.turn.instant, ..caller(options) };
         if !options.keep.is_zero() {
             hold = hold.that_may_be_kept();
         }
@@ -176,7 +178,7 @@ impl World {
     }
 
     fn reply(&mut self, reply: Result<AcquireReply, Failure>) -> Next {
-        self.turn.now += Duration::from_millis(1);
+        self.turn.instant += Duration::from_millis(1);
         let next = if self.turn.policy.withdraws { Some(self.id(HoldKind::Lock)) } else { None };
         let input = Input::Reply { sent: Moment::now(), reply, next };
         let next = self.name.step(input, &mut self.turn);
@@ -195,7 +197,7 @@ impl World {
     }
 
     fn due(&mut self, call: &Begun) -> Next {
-        self.turn.now += Duration::from_millis(1);
+        self.turn.instant += Duration::from_millis(1);
         let next = self.name.step(Input::Due(call.number), &mut self.turn);
         self.tell();
         next
@@ -216,7 +218,7 @@ impl World {
     }
 
     fn step_hold(&mut self, hold: &Arc<Hold>, input: HoldInput<'_>) -> bool {
-        let is_in_time = self.name.step_hold(hold, input, &mut self.turn.step);
+        let is_in_time = self.name.step_hold(hold, input, &mut self.turn);
         self.tell();
         is_in_time
     }
@@ -231,7 +233,7 @@ impl World {
 
     fn end(&mut self, hold: &Arc<Hold>) -> Ending {
         let is_in_time = self.step_hold(hold, HoldInput::End { hands_off: true });
-        Ending::take(is_in_time, &mut self.turn.step.actions)
+        Ending::take(is_in_time, &mut self.turn.actions)
     }
 
     fn end_hold(&mut self, hold: &Arc<Hold>) {
@@ -240,32 +242,32 @@ impl World {
 
     /// Wakes the first call. Returns `false` if there is none.
     fn wake(&mut self) -> bool {
-        self.name.step_name(NameInput::Woken, &mut self.turn.step);
+        self.name.step_name(NameInput::Woken, &mut self.turn);
         self.tell();
         self.name.has_first_call()
     }
 
     fn interrupt(&mut self) {
-        self.name.step_name(NameInput::Interrupted(self.turn.now), &mut self.turn.step);
+        self.name.step_name(NameInput::Interrupted, &mut self.turn);
         self.tell();
     }
 
     /// Tells calls what actions say.
     fn tell(&mut self) {
-        for action in mem::take(&mut self.turn.step.actions) {
+        for action in mem::take(&mut self.turn.actions) {
             match action {
                 Action::Tell(told, next) => told.0.borrow_mut().push_back(next),
-                other => self.turn.step.actions.push(other),
+                other => self.turn.actions.push(other),
             }
         }
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let mut step = NameStep { can_keep: true, ..NameStep::new(Moment::now()) };
-        let is_in_time = self.name.step_hold(hold, HoldInput::End { hands_off: false }, &mut step);
-        let ending = Ending::take(is_in_time, &mut step.actions);
+        let mut turn = turn();
+        let is_in_time = self.name.step_hold(hold, HoldInput::End { hands_off: false }, &mut turn);
+        let ending = Ending::take(is_in_time, &mut turn.actions);
         assert_eq!(ending, Ending::Released { calls_wait: true });
-        assert!(step.actions.is_empty(), "it hands nothing off");
+        assert!(turn.actions.is_empty(), "it hands nothing off");
     }
 
     fn settle(&mut self, hold: &Arc<Hold>) {
@@ -294,14 +296,14 @@ impl World {
     }
 
     fn report_begin(&mut self, hold: &Arc<Hold>) {
-        self.step_hold(hold, HoldInput::Acquired { begin: self.turn.now });
-        let reports = &mut self.turn.step.reports;
+        self.step_hold(hold, HoldInput::Acquired { begin: self.turn.instant });
+        let reports = &mut self.turn.reports;
         reports.retain(|it| !matches!(it.what, HoldEvent::Acquired { .. }));
     }
 
     /// Returns the actions since the last time.
     fn actions(&mut self) -> Actions<Told> {
-        mem::take(&mut self.turn.step.actions)
+        mem::take(&mut self.turn.actions)
     }
 
     /// Returns the new debts among the actions since the last time.
@@ -312,8 +314,8 @@ impl World {
 
     /// Returns the holds that were reported to be over since the last time.
     fn ended(&mut self) -> Vec<Arc<Hold>> {
-        self.turn.step.actions.clear();
-        let mut reports = mem::take(&mut self.turn.step.reports);
+        self.turn.actions.clear();
+        let mut reports = mem::take(&mut self.turn.reports);
         reports.retain(|it| matches!(it.what, HoldEvent::Released { .. } | HoldEvent::Lost { .. }));
         reports.into_iter().map(|report| report.hold).collect()
     }
@@ -436,7 +438,7 @@ fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_
     let now = Moment::now();
     let over = now.after(hold.remaining(now));
     assert!(hold.is_open());
-    let mut late = NameStep::new(over);
+    let mut late = Turn { now: over, ..turn::<Told>() };
     assert!(!world.name.step_hold(&hold, HoldInput::End { hands_off: false }, &mut late));
 }
 
@@ -515,11 +517,11 @@ fn a_reply_begins_the_retry_window_anew_also_if_the_next_request_pays_a_debt() {
     world.step_hold(&debt, HoldInput::Owed);
     let [first] = world.calls();
     assert!(is_parked(&world.fails(FailureKind::Transient)));
-    world.turn.now += SOON * 2 / 3;
+    world.turn.instant += SOON * 2 / 3;
     asks(&world.due(&first));
     assert!(matches!(world.reply(held()), Next::Pay(_)), "its own hold may be in the way");
     asks(&world.changed(Ok(())));
-    world.turn.now += SOON * 2 / 3;
+    world.turn.instant += SOON * 2 / 3;
     assert!(is_parked(&world.fails(FailureKind::Transient)), "the servers have answered since");
 }
 
@@ -529,9 +531,9 @@ fn a_lock_is_handed_off_to_the_first_call() {
     let [_, second, third] = world.calls();
     let mine = world.acquire();
     world.report_begin(&mine);
-    let step = &mut world.turn.step;
-    assert!(world.name.step_hold(&mine, HoldInput::End { hands_off: true }, step));
-    let NameStep { reports, actions, .. } = &world.turn.step;
+    let turn = &mut world.turn;
+    assert!(world.name.step_hold(&mine, HoldInput::End { hands_off: true }, turn));
+    let Turn { reports, actions, .. } = &world.turn;
     assert!(matches!(reports[..], [HoldReport { what: HoldEvent::Released { .. }, .. }]));
     assert!(matches!(actions[..], [Action::Tell(..)]), "{actions:?}");
     world.tell();
@@ -565,7 +567,7 @@ fn no_call_goes_before_the_report_of_a_loss() {
     let short = LockOptions { lease: Duration::from_millis(10), ..options() };
     world.call_as(HoldKind::Lock, &short, Wait::Endless);
     let mine = world.acquire();
-    world.turn.step.now = world.turn.step.now.after(Duration::from_millis(20));
+    world.turn.now = world.turn.now.after(Duration::from_millis(20));
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
     assert!(world.step_hold(&mine, HoldInput::Deadline));
@@ -700,11 +702,11 @@ fn a_call_that_does_not_wait_has_time_for_a_reply_while_servers_answer_the_first
     let (mut world, _mine) = call_during_a_release(false);
     let second = world.call(Wait::No);
     let half = caller(&options()).times.io_timeout / 2 + Duration::from_millis(1);
-    world.turn.now += half;
+    world.turn.instant += half;
     assert!(matches!(world.reply(held()), Next::Pay(_)));
-    world.turn.now += half;
+    world.turn.instant += half;
     assert!(is_parked(&world.due(&second)));
-    world.turn.now += half;
+    world.turn.instant += half;
     assert!(is_failed(&world.due(&second)));
 }
 
@@ -724,7 +726,7 @@ fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
     let timed_out = |learn: fn(&mut World)| {
         let mut world = World::new();
         world.call(Wait::Endless);
-        let second = world.call(Wait::Until(world.turn.now));
+        let second = world.call(Wait::Until(world.turn.instant));
         learn(&mut world);
         let next = world.due(&second);
         (world, second, next)
@@ -749,7 +751,7 @@ fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
     // Without a reply in time, too.
     let (mut world, second, _) = timed_out(|_| ());
     assert!(is_parked(&world.due(&second)));
-    world.turn.now += caller(&options()).times.io_timeout;
+    world.turn.instant += caller(&options()).times.io_timeout;
     assert!(is_failed(&world.due(&second)));
     // The hold in front has ended, and the next reply decides.
     let (mut world, second, next) = timed_out(|world| {
@@ -767,7 +769,7 @@ fn knowledge_from_before_a_call_decides_nothing() {
     let mut world = World::new();
     let first = world.call(Wait::Endless);
     world.reply(held());
-    let second = world.call(Wait::Until(world.turn.now));
+    let second = world.call(Wait::Until(world.turn.instant));
     assert!(is_parked(&world.due(&second)));
     assert!(first.told.is_turn(), "it asks now");
     world.due(&first);
@@ -804,7 +806,7 @@ fn a_shared_request_is_repeated_alone_after_its_timeout() {
     world.call_as(HoldKind::Read, &options(), Wait::Endless);
     let alone = |next: Next| matches!(next, Next::Done(Outcome::Alone));
     assert!(alone(world.call_as(HoldKind::Write, &options(), Wait::No).next));
-    let wait = Wait::Until(world.turn.now);
+    let wait = Wait::Until(world.turn.instant);
     let second = world.call_as(HoldKind::Write, &options(), wait);
     assert!(alone(world.due(&second)));
     world.reply(held());
@@ -816,7 +818,7 @@ fn a_shared_request_is_repeated_alone_after_its_timeout() {
 fn an_outage_ends_the_waits_without_a_limit() {
     let mut world = World::new();
     let [_, endless] = world.calls();
-    let limited = world.call(Wait::Until(world.turn.now + SOON));
+    let limited = world.call(Wait::Until(world.turn.instant + SOON));
     world.turn.policy.retry_window = Duration::ZERO;
     assert!(is_failed(&world.fails(FailureKind::Unreachable)));
     assert!(matches!(endless.told.outcome(), Some(Outcome::Failed(_))));
@@ -833,7 +835,7 @@ fn a_wake_up_lets_the_first_call_try_once() {
     let [first, second] = world.calls();
     assert!(world.wake(), "its request may have been executed before");
     let Next::Park { until: Some(until), .. } = world.reply(held()) else { panic!("it parks") };
-    assert!(until <= world.turn.now);
+    assert!(until <= world.turn.instant);
     asks(&world.due(&first));
     world.reply(held());
     assert!(world.wake() && world.wake());
@@ -845,12 +847,12 @@ fn a_wake_up_lets_the_first_call_try_once() {
 
 /// Makes the first call wait until it relies on messages. Returns how long it then parks.
 fn wait_until_it_relies(world: &mut World, first: &Begun, remaining: Option<Duration>) -> Duration {
-    world.name.step_name(NameInput::Echo, &mut world.turn.step);
+    world.name.step_name(NameInput::Echo, &mut world.turn);
     assert!(asks(&world.due(first)).echo);
     let Next::Park { until: Some(until), .. } = world.reply(echoed(remaining)) else {
         panic!("it parks")
     };
-    until - world.turn.now
+    until - world.turn.instant
 }
 
 #[test]
@@ -862,7 +864,7 @@ fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
     let first = world.call(Wait::Endless);
     assert!(!asks(&first.next).echo, "it may not have to wait");
     let parks = |next: Next, world: &World| match next {
-        Next::Park { until: Some(until), .. } => until - world.turn.now,
+        Next::Park { until: Some(until), .. } => until - world.turn.instant,
         other => panic!("{other:?}"),
     };
     let next = world.reply(held());
@@ -874,9 +876,9 @@ fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
     let lease = Duration::from_secs(2);
     let pause = wait_until_it_relies(&mut world, &first, Some(lease));
     assert_eq!(pause, lease + Duration::from_millis(1), "until the lease is over");
-    world.turn.now += pause;
+    world.turn.instant += pause;
     assert!(is_silent(wait_until_it_relies(&mut world, &first, Some(SOON * 2))), "it was renewed");
-    world.turn.now += lease;
+    world.turn.instant += lease;
     // One that was told asks at once, and without an echo.
     assert!(world.wake() && first.told.is_turn());
     assert!(!asks(&world.due(&first)).echo);
@@ -886,13 +888,13 @@ fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
     // Messages may be missed from now on.
     world.interrupt();
     let Some(Next::Park { until: Some(until), .. }) = first.told.take() else { panic!("it parks") };
-    assert_eq!(until - world.turn.now, brief);
+    assert_eq!(until - world.turn.instant, brief);
     world.interrupt();
     assert!(first.told.is_empty(), "it relies on nothing");
     asks(&world.due(&first));
     let next = world.reply(echoed(None));
     assert_eq!(parks(next, &world), brief);
-    world.name.step_name(NameInput::Echo, &mut world.turn.step);
+    world.name.step_name(NameInput::Echo, &mut world.turn);
     world.turn.listens = false;
     assert!(!asks(&world.due(&first)).echo);
     let next = world.reply(echoed(None));
@@ -904,11 +906,11 @@ fn an_interruption_does_not_keep_a_call_beyond_its_deadline() {
     let mut world = World::new();
     world.turn.policy.backoff = (SOON, SOON);
     let time = Duration::from_secs(1);
-    let first = world.call(Wait::Until(world.turn.now + time));
+    let first = world.call(Wait::Until(world.turn.instant + time));
     world.reply(held());
     let pause = wait_until_it_relies(&mut world, &first, None);
     assert!(pause < time);
-    let end = world.turn.now + pause;
+    let end = world.turn.instant + pause;
     world.interrupt();
     let Some(Next::Park { until, .. }) = first.told.take() else { panic!("it parks") };
     assert_eq!(until, Some(end));
@@ -935,12 +937,12 @@ fn a_client_that_keeps_a_lock_has_no_more_than_half_of_the_time_to_release_it() 
     let mut world = World::new();
     let brief = LockOptions { lease: Duration::from_millis(90), ..options() };
     let call = world.call_as(HoldKind::Lock, &brief, Wait::No);
-    let left = asks(&call.next).deadline - world.turn.now;
+    let left = asks(&call.next).deadline - world.turn.instant;
     assert!(left < RECALL_TIME * 2, "{left:?}");
     let (index, remaining, in_doubt, recalled, echoed) = (0, None, false, true, None);
     let kept = AcquireReply::Held { index, remaining, in_doubt, recalled, echoed };
     let Next::Park { until: Some(until), .. } = world.reply(Ok(kept)) else { panic!("it parks") };
-    assert_eq!(until - world.turn.now, left / 2);
+    assert_eq!(until - world.turn.instant, left / 2);
 }
 
 #[test]
@@ -948,7 +950,7 @@ fn a_wish_that_overtakes_the_reply_is_kept_whatever_comes_late() {
     let mut world = World::new();
     let first = world.call(Wait::Endless);
     for nonce in [first.number, first.number + 7] {
-        world.name.step_name(NameInput::Wanted(nonce), &mut world.turn.step);
+        world.name.step_name(NameInput::Wanted(nonce), &mut world.turn);
     }
     let hold = world.acquire();
     assert!(world.name.tenure(&hold).is_some_and(Tenure::is_wanted));
@@ -1134,7 +1136,7 @@ fn a_request_asks_for_more_tokens_if_the_next_call_can_have_the_tenure() {
 fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     let in_doubt = || {
         let mut world = World::new();
-        let wait = Wait::Until(world.turn.now + SOON);
+        let wait = Wait::Until(world.turn.instant + SOON);
         let [first, second] = [(); 2].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
         let limited = world.call_as(PERMIT, &options(), wait);
         let endless = world.call_as(PERMIT, &options(), Wait::Endless);
@@ -1143,14 +1145,14 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
         (world, limited, endless)
     };
     let cleaned = |world: &World, call: &Begun| {
-        let actions = world.turn.step.actions.iter();
+        let actions = world.turn.actions.iter();
         let mut debts =
             actions.filter_map(|it| if let Action::Owe(debt) = it { Some(debt) } else { None });
         debts.any(|debt| debt.id.nonce == call.number)
     };
     // It times out while its hold is asked for.
     let (mut world, limited, _) = in_doubt();
-    world.turn.now += SOON;
+    world.turn.instant += SOON;
     assert!(matches!(world.due(&limited), Next::Done(Outcome::Alone)));
     assert!(cleaned(&world, &limited));
     // An outage ends it, after a request without a reply.
@@ -1200,7 +1202,7 @@ fn a_call_that_goes_on_in_the_place_of_another_does_not_share_its_failures() {
     let mut world = World::new();
     let (permit, first, [second]) = permits::<1>(&mut world);
     assert!(is_parked(&world.fails(FailureKind::Unreachable)), "it tries again");
-    world.turn.now += SOON * 2;
+    world.turn.instant += SOON * 2;
     assert_eq!(world.end(&permit), Ending::GoesOn);
     got(&first, &permit);
     asks(&world.due(&second));
