@@ -429,6 +429,10 @@ impl<'a> LockCall<'a> {
             {
                 self.redisson = self.shared.listening.wait_for_redisson(hold);
             }
+            if self.alone.is_some() && matches!(action, Action::Begin { .. }) {
+                // It begins once the others that this client has are known to be over.
+                return;
+            }
             self.shared.perform(self.name, self.caller.times, self.caller.wait, action);
         });
         next

@@ -14,8 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::receive;
-use crate::protocol::hold::{Hold, NextStep};
-use crate::protocol::steps::LookFor;
+use crate::protocol::hold::Hold;
 use crate::store::background::Job;
 use crate::store::hold_id::HoldId;
 use crate::store::request::Change;
@@ -116,16 +115,9 @@ impl Renewer {
         }
     }
 
-    /// Adds a lease that was just acquired.
-    pub(crate) fn add_lease(&self, hold: &Arc<Hold>) {
-        if let Some(NextStep { due, .. }) = hold.next_step(hold.renewed) {
-            self.send_work(due, Scheduled::Hold(hold.clone()));
-        }
-    }
-
-    /// Looks at a tenure then.
-    pub(crate) fn look_at(&self, hold: Arc<Hold>, what: LookFor, due: Moment) {
-        self.send_work(due, Scheduled::Look(what, hold));
+    /// Does what is due of a tenure at this time.
+    pub(crate) fn schedule(&self, hold: Arc<Hold>, due: Moment) {
+        self.send_work(due, Scheduled::Hold(hold));
     }
 
     /// Releases a hold that has ended, and that may exist in the store, now or later.
@@ -214,9 +206,8 @@ pub(crate) enum Scheduled {
     /// Ask whether the hold exists, independently of its renewals.
     Check(Arc<Hold>),
     Payment(Box<Payment>),
+    /// What is due of a tenure.
     Hold(Arc<Hold>),
-    /// Look at a tenure, without a request.
-    Look(LookFor, Arc<Hold>),
 }
 
 impl Scheduled {
@@ -224,7 +215,7 @@ impl Scheduled {
     /// lease.
     pub(crate) fn job(&self, id: u64, change: Change, now: Moment) -> Job {
         let (hold, limit) = match self {
-            Self::Check(hold) | Self::Look(_, hold) => (hold, hold.remaining(now)),
+            Self::Check(hold) => (hold, hold.remaining(now)),
             Self::Payment(payment) => (&payment.debt, payment.debt.lease() / 3),
             Self::Hold(hold) => (hold, (hold.lease() / 3).min(hold.remaining(now))),
         };
@@ -372,9 +363,7 @@ mod tests {
 
         /// Begins a tenure, whose lease is renewed.
         fn begin(&self, tenure: Tenure) -> Arc<Hold> {
-            let hold = self.reporter.add(tenure);
-            self.reporter.begin_renewal(&hold);
-            hold
+            self.reporter.add(tenure)
         }
 
         fn end(&self, hold: &Arc<Hold>) {
@@ -851,7 +840,6 @@ mod tests {
             let caller = caller(&options);
             let hold = reporter.add(tenure(id(1), &options));
             reporter.report_acquired(&hold, &caller);
-            reporter.begin_renewal(&hold);
             let over = reporter.end_signal(&hold);
             let ended = reporter.renewer.end_all(now(), || {});
             assert!(ended.is_err(), "it had no time");

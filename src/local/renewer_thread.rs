@@ -30,7 +30,7 @@ use crate::local::renewer::{
 };
 use crate::local::reporter::Reporter;
 use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
-use crate::protocol::steps::{Action, HoldInput, LookFor, ReleasedBy};
+use crate::protocol::steps::{Action, HoldInput, ReleasedBy};
 use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};
@@ -43,12 +43,6 @@ const COLLECT_TIME: Duration = Duration::from_millis(5);
 
 /// The longest sleep while there is a lease, because a sleep does not end during a suspend.
 pub(super) const NAP: Duration = Duration::from_secs(1);
-
-/// A failed renewal is repeated after this fraction of the lease.
-const RETRIES: u32 = 20;
-
-/// A lock released within this fraction of its lease costs no connection for renewals.
-const BRIEF: u32 = 30;
 
 /// The pause after a panic, so that a recurring one does not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
@@ -69,8 +63,6 @@ struct RenewerThread {
     timers: TimerQueue,
     jobs: RenewerJobs,
     reporter: Reporter,
-    /// The leases for whose renewals no connection has been opened yet.
-    unprepared: Vec<Arc<Hold>>,
     /// `Some` once the client is shut down.
     shutdown: Option<Shutdown>,
     /// Holds marked as lost because they are gone, but not ended yet.
@@ -89,7 +81,6 @@ pub(super) fn start(
         timers: TimerQueue::default(),
         jobs: RenewerJobs::new(jobs, io_timeout),
         reporter,
-        unprepared: Vec::new(),
         shutdown: None,
         gone: Vec::new(),
     };
@@ -121,7 +112,6 @@ impl RenewerThread {
 
     /// Does all due work, then waits. Returns `false` when the client is gone.
     fn turn(&mut self) -> bool {
-        self.prepare();
         self.receive_new();
         self.send_due();
         let outcomes = self.jobs.collect(COLLECT_TIME);
@@ -132,30 +122,11 @@ impl RenewerThread {
         !self.jobs.is_empty() || self.sleep()
     }
 
-    /// Opens the connections for renewing the locks that were held when the thread went to sleep:
-    /// once the first renewal is due, none may be available.
-    fn prepare(&mut self) {
-        for hold in mem::take(&mut self.unprepared) {
-            if hold.is_open() {
-                // Most locks are released before they need a renewal, and cost no connection.
-                self.jobs.prepare(&hold.id.name);
-            }
-        }
-    }
-
     fn receive_new(&mut self) {
         while let Ok(message) = self.incoming.queue.try_recv() {
             match message {
                 Message::EndAll(call) => self.end_all(call),
-                Message::Work(due, work) => {
-                    if let Scheduled::Hold(hold) = &work
-                        && hold.renewed
-                        && hold.is_open()
-                    {
-                        self.unprepared.push(hold.clone());
-                    }
-                    self.schedule(due, work);
-                }
+                Message::Work(due, work) => self.schedule(due, work),
             }
         }
         // The messages received so far may contain all remaining holds.
@@ -164,18 +135,13 @@ impl RenewerThread {
 
     fn schedule(&mut self, due: Moment, work: Scheduled) {
         match work {
-            Scheduled::Hold(hold) => self.schedule_lease(hold),
+            // Ended instead of renewed. The release is left to a later turn.
+            Scheduled::Hold(hold) if self.shutdown.is_some() => {
+                if !self.reporter.expire(&hold) && self.reporter.step(&hold, HoldInput::ShutDown) {
+                    self.reporter.renewer.pay(hold);
+                }
+            }
             work => self.timers.add_at(due, work),
-        }
-    }
-
-    fn schedule_lease(&mut self, hold: Arc<Hold>) {
-        if self.shutdown.is_none() {
-            return self.timers.add_lease(hold);
-        }
-        // Ended instead of renewed. The release is left to a later turn.
-        if !self.reporter.expire(&hold) && self.reporter.step(&hold, HoldInput::ShutDown) {
-            self.reporter.renewer.pay(hold);
         }
     }
 
@@ -234,15 +200,11 @@ impl RenewerThread {
         let now = Moment::now();
         let mut batch = Vec::new();
         while batch.len() < BATCH
-            && let Some(work) = self.timers.pop(now)
+            && let Some(TimerEntry { due, work }) = self.timers.pop(now)
         {
             let change = match &work {
                 Scheduled::Check(hold) => self.check_of(hold),
-                Scheduled::Hold(hold) => self.renew(hold),
-                Scheduled::Look(what, hold) => {
-                    self.look(*what, hold);
-                    None
-                }
+                Scheduled::Hold(hold) => self.step(hold, HoldInput::Due { at: due }),
                 Scheduled::Payment(payment) => Some(self.change_of(payment)),
             };
             if let Some(change) = change {
@@ -253,30 +215,18 @@ impl RenewerThread {
         self.finish_jobs(outcomes);
     }
 
-    /// Returns the request that renews a lease, if that is due. A call may have renewed it since it
-    /// was scheduled, or released the lock.
-    fn renew(&mut self, hold: &Arc<Hold>) -> Option<Change> {
-        let (_, actions) = self.reporter.begin_step(hold, HoldInput::Due);
-        let mut due = None;
+    /// Gives the machine of a name an input about a lease, and schedules what is due next. Returns
+    /// the request that renews the lease, if that is due.
+    fn step(&mut self, hold: &Arc<Hold>, input: HoldInput<'_>) -> Option<Change> {
+        let (_, actions) = self.reporter.begin_step(hold, input);
+        let mut renewal = None;
         perform_each(actions, |action| match action {
-            Action::Renew(change) => due = Some(change),
-            Action::RenewAt(hold, due) => self.timers.add_at(due, Scheduled::Hold(hold)),
+            Action::Due { hold, at } => self.schedule(at, Scheduled::Hold(hold)),
+            Action::Prepare => self.jobs.prepare(&hold.id.name),
+            Action::Renew(change) => renewal = Some(change),
             other => drop(self.reporter.perform(other)),
         });
-        due
-    }
-
-    fn look(&self, what: LookFor, hold: &Arc<Hold>) {
-        match what {
-            LookFor::Kept => {
-                self.reporter.step(hold, HoldInput::KeptDue);
-            }
-            LookFor::Long => {
-                if let Some(after) = self.reporter.warn_held {
-                    self.reporter.step(hold, HoldInput::LongDue { after });
-                }
-            }
-        }
+        renewal
     }
 
     /// Returns the change that checks whether a hold exists; `None` if it is over here.
@@ -307,8 +257,7 @@ impl RenewerThread {
                 },
                 Some((Scheduled::Payment(payment), _)) => self.finish_payment(payment, outcome),
                 Some((Scheduled::Hold(hold), sent)) => self.finish_renewal(hold, sent, outcome),
-                // A look sends no request.
-                Some((Scheduled::Look(..), _)) | None => {}
+                None => {}
             }
         }
     }
@@ -323,10 +272,9 @@ impl RenewerThread {
                 }
                 let is_late = hold.is_nearly_over(Moment::now());
                 let lease = hold.next_lease(sent).duration;
-                self.reporter.step(&hold, HoldInput::Renewed { sent, lease });
+                self.step(&hold, HoldInput::Renewed { sent, lease });
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(is_late);
-                self.schedule_lease(hold);
             }
             // Not left to the short-lived thread, whose payment would not wake this one.
             Ok(HoldReply::Gone) if hold.may_begin => {
@@ -338,13 +286,8 @@ impl RenewerThread {
                 }
             }
             Err(failure) => {
-                let now = Moment::now();
-                // It is repeated well before the deadline, even if that is near, so that a shorter
-                // outage loses nothing.
-                let pause = (hold.lease() / RETRIES).min(hold.remaining(now));
                 self.reporter.outages.record_failed_renewal(&hold.id.name, &failure);
-                self.reporter.step(&hold, HoldInput::RenewalFailed(&failure));
-                self.timers.add_at(now.after(pause), Scheduled::Hold(hold));
+                self.step(&hold, HoldInput::RenewalFailed(&failure));
             }
         }
     }
@@ -430,14 +373,9 @@ impl RenewerThread {
         if self.reporter.outages.has_refusals() && !self.has_failing() {
             self.reporter.outages.end_refusals();
         }
-        // Ended ones may have left the timers already, and would be kept until they are due.
-        self.unprepared.retain(|hold| hold.is_open());
         let now = Moment::now();
         let due = self.timers.next_due();
-        let mut due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
-        for hold in &self.unprepared {
-            due = due.min(now.after(hold.lease() / BRIEF));
-        }
+        let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
         let waits = self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.calls.is_empty());
         // Calls under way do not wake this thread when they end.
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
@@ -456,7 +394,12 @@ impl RenewerThread {
         self.reporter.events.log(log::Level::Error, || "the renewer panicked, and goes on".into());
         // Requests may or may not have been written. All of them can be repeated.
         for work in self.jobs.abandon() {
-            self.schedule(Moment::FIRST, work);
+            match work {
+                Scheduled::Hold(hold) => {
+                    self.step(&hold, HoldInput::RenewalFailed(&Failure::unsent()));
+                }
+                work => self.schedule(Moment::FIRST, work),
+            }
         }
         sleep(PANIC_PAUSE);
     }
@@ -560,13 +503,6 @@ impl Default for TimerQueue {
 }
 
 impl TimerQueue {
-    /// Adds a lease for when it is due, unless it is over.
-    fn add_lease(&mut self, hold: Arc<Hold>) {
-        if let Some(next) = hold.next_step(hold.renewed) {
-            self.add_at(next.due, Scheduled::Hold(hold));
-        }
-    }
-
     /// Removes leases that are over, if it is time to.
     fn compact(&mut self, now: Moment) {
         if self.entries.len() < self.crowd && now < self.next_compaction {
@@ -575,7 +511,7 @@ impl TimerQueue {
         // The heap cannot remove an entry when its hold ends, because it has no index of holds.
         self.entries.retain(|entry| match &entry.work {
             Scheduled::Check(_) | Scheduled::Payment(_) => true,
-            Scheduled::Hold(hold) | Scheduled::Look(_, hold) => hold.is_open(),
+            Scheduled::Hold(hold) => hold.is_open(),
         });
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);
@@ -593,12 +529,12 @@ impl TimerQueue {
     }
 
     /// Removes and returns work that is due, or nearly.
-    fn pop(&mut self, now: Moment) -> Option<Scheduled> {
+    fn pop(&mut self, now: Moment) -> Option<TimerEntry> {
         let next = self.entries.peek()?;
         if next.due > now.after(next.slack()) {
             return None;
         }
-        self.entries.pop().map(|entry| entry.work)
+        self.entries.pop()
     }
 
     /// Returns all scheduled work, in no order.
@@ -673,7 +609,9 @@ mod tests {
     fn leases_come_out_when_they_are_due_and_neighbours_with_them() {
         let mut timers = TimerQueue::default();
         for seconds in [30, 3, 30] {
-            timers.add_lease(hold(Duration::from_secs(seconds)));
+            let hold = hold(Duration::from_secs(seconds));
+            let next = hold.next_step(true).expect("it is held");
+            timers.add_at(next.due, Scheduled::Hold(hold));
         }
         let now = Moment::now();
         assert!(timers.pop(now).is_none());

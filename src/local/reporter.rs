@@ -24,7 +24,7 @@ use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::steps::{
-    Action, Actions, HoldEvent, HoldInput, HoldReport, LookFor, NameInput, Policy, ReleasedBy,
+    Action, Actions, HoldEvent, HoldInput, HoldReport, NameInput, Policy, ReleasedBy,
 };
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
@@ -46,8 +46,6 @@ pub(crate) struct Reporter {
     pub(super) store: Option<Weak<dyn Store>>,
     /// Whether this is the renewer's own. It logs all losses of a turn together.
     pub(super) in_turns: bool,
-    /// The age at which a hold is reported as long, if at all.
-    pub(super) warn_held: Option<Duration>,
 }
 
 impl Reporter {
@@ -63,6 +61,7 @@ impl Reporter {
             keeps_order: store.keeps_order(),
             backoff: config.backoff,
             retry_window: config.retry_window,
+            warn_held: config.warn_held,
         };
         Self {
             events: events.clone(),
@@ -73,7 +72,6 @@ impl Reporter {
             renewer,
             store: Some(Arc::downgrade(store)),
             in_turns: false,
-            warn_held: config.warn_held,
         }
     }
 
@@ -120,14 +118,21 @@ impl Reporter {
     pub(super) fn perform(&self, action: Action<Arc<Parker>>) -> Option<Action<Arc<Parker>>> {
         let Self { counters, renewer, .. } = self;
         match action {
+            Action::Begin { hold, due } => {
+                // Before the renewer has the hold, because it may at once find it lost, and count
+                // its end.
+                counters.held.fetch_add(1, Ordering::Relaxed);
+                counters.unfinished.fetch_add(1, Ordering::SeqCst);
+                renewer.schedule(hold, due);
+            }
             Action::CloseSpan(span) => span.close(false),
             Action::CountEnd => drop(counters.held.fetch_sub(1, Ordering::Relaxed)),
             Action::CountHold => drop(counters.held.fetch_add(1, Ordering::Relaxed)),
             Action::CountMissedWakeup => {
                 counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
             }
+            Action::Due { hold, at } => renewer.schedule(hold, at),
             Action::Finish => drop(counters.unfinished.fetch_sub(1, Ordering::SeqCst)),
-            Action::LookAt { hold, what, due } => renewer.look_at(hold, what, due),
             Action::Owe(debt) => renewer.pay(debt),
             Action::Tell(parker, next) => parker.send(Signal::Next(next)),
             other => return Some(other),
@@ -135,8 +140,8 @@ impl Reporter {
         None
     }
 
-    /// Begins a new hold of a thread of this process. Reported before the renewer may find the hold
-    /// lost, and after the ends of earlier holds, because a lock has one hold at a time.
+    /// Begins a new hold of a thread of this process. Reported after the ends of earlier holds,
+    /// because a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // Holds of another kind that the name had before have ended, too.
         let ended = self.names.with_other_kind(&hold.id, |name| {
@@ -149,7 +154,6 @@ impl Reporter {
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
-        self.begin_renewal(hold);
     }
 
     /// Begins a tenure that came by no conversation about its name, with a request sent at `sent`.
@@ -167,18 +171,6 @@ impl Reporter {
         }
         self.begin(&hold, caller);
         Some(hold)
-    }
-
-    /// Passes a new hold to the renewer.
-    pub(super) fn begin_renewal(&self, hold: &Arc<Hold>) {
-        // Counted before the renewer has the hold, because it may at once find the hold lost and
-        // count its end.
-        self.counters.held.fetch_add(1, Ordering::Relaxed);
-        self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
-        self.renewer.add_lease(hold);
-        if let Some(after) = self.warn_held {
-            self.renewer.look_at(hold.clone(), LookFor::Long, Moment::now().after(after));
-        }
     }
 
     /// Begins the next hold of a tenure, which another thread of this process has handed off, or
@@ -648,7 +640,6 @@ pub(super) mod tests {
             let [ended, lost] = [ended, lost].map(|tenure| {
                 let hold = reporter.add(tenure);
                 reporter.report_acquired(&hold, &caller);
-                reporter.begin_renewal(&hold);
                 hold
             });
             assert!(reporter.end(&ended) && (!looks || reporter.step(&lost, HoldInput::FoundGone)));
@@ -657,8 +648,8 @@ pub(super) mod tests {
             assert!(lost.is_lost(Moment::now()));
             reporter.step(&lost, HoldInput::LookedUp);
             assert_eq!(reported(&reporter), [2, 1, 1]);
-            assert_eq!(reporter.counters.to_stats().held, 0);
-            assert_eq!(reporter.counters.unfinished.load(Ordering::SeqCst), 0);
+            assert_eq!(reporter.counters.to_stats().held, 1);
+            assert_eq!(reporter.counters.unfinished.load(Ordering::SeqCst), 1);
         }
     }
 

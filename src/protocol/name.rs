@@ -57,19 +57,15 @@ use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::LossCause;
 use crate::protocol::call::{Caller, Wait};
-use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
+use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{
-    Action, Ask, Call, HoldEvent, HoldInput, Input, LookFor, NameInput, Next, Outcome, ReleasedBy,
-    Turn,
+    Action, Ask, Call, HoldEvent, HoldInput, Input, NameInput, Next, Outcome, ReleasedBy, Turn,
 };
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
-
-/// The least pause between two looks at a kept lock.
-const KEPT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -507,11 +503,13 @@ impl<P: Clone> Name<P> {
             HoldInput::Forced => self.change_tenure(hold, Tenure::set_forced),
             HoldInput::Wanted => self.set_hold_wanted(hold, turn),
             HoldInput::WillBeTold => self.change_tenure(hold, Tenure::set_told),
-            HoldInput::Due => self.renew(hold, turn),
-            HoldInput::Renewed { sent, lease } => self.renewed(hold, sent, lease, turn.now),
-            HoldInput::RenewalFailed(failure) => self.renewal_failed(hold, failure, turn),
-            HoldInput::KeptDue => self.look_at_kept(hold, turn),
-            HoldInput::LongDue { after } => self.look_at_long(hold, after, turn),
+            HoldInput::Due { at } => self.hold_due(hold, at, turn),
+            HoldInput::Renewed { sent, lease } => {
+                self.change_tenure(hold, |it| it.renewed(sent, lease, turn))
+            }
+            HoldInput::RenewalFailed(failure) => {
+                self.change_tenure(hold, |it| it.renewal_failed(failure, turn))
+            }
         }
     }
 
@@ -754,7 +752,7 @@ impl<P: Clone> Name<P> {
                 if wanted || talk.wanted.contains(&hold.nonce) {
                     tenure.set_wanted();
                 }
-                let hold = self.add(tenure);
+                let hold = self.begin_tenure(tenure, turn);
                 self.begin_hold(talk, hold, turn)
             }
             // A debt of this client may be what is in the way: the call releases it first. If it
@@ -907,7 +905,7 @@ impl<P: Clone> Name<P> {
         let replied = turn.now;
         // Without room: the block of tokens is the first call's.
         let grant = Grant { fence, room: 0, may_begin: call.may_begin, sent, replied };
-        let hold = self.add(Tenure::new(id, &grant, &call.caller));
+        let hold = self.begin_tenure(Tenure::new(id, &grant, &call.caller), turn);
         turn.actions.push(call.end(Outcome::Acquired(hold)));
     }
 
@@ -1377,13 +1375,19 @@ impl<P: Clone> Name<P> {
         self.tenures.iter()
     }
 
-    /// Adds a tenure, and returns what its guard has of it.
-    fn add(&mut self, tenure: Tenure) -> Arc<Hold> {
+    /// Adds a tenure that begins, and returns what its guard has of it.
+    fn begin_tenure(&mut self, mut tenure: Tenure, turn: &mut Turn<P>) -> Arc<Hold> {
+        let hold = tenure.hold.clone();
+        let due = tenure.schedule_first(turn);
+        turn.actions.push(Action::Begin { hold: hold.clone(), due });
+        self.add(tenure);
+        hold
+    }
+
+    fn add(&mut self, tenure: Tenure) {
         // Most names have one.
         self.tenures.reserve_exact(usize::from(self.tenures.is_empty()));
-        let hold = tenure.hold.clone();
         self.tenures.push(tenure);
-        hold
     }
 
     /// Removes a tenure from a conversation that a call has had alone.
@@ -1463,7 +1467,7 @@ impl<P: Clone> Name<P> {
             // Redis grants a later hold only when this one has ended.
             return false;
         }
-        let hold = self.add(tenure);
+        let hold = self.begin_tenure(tenure, turn);
         if hold.id.kind.is_exclusive() {
             self.end_others(&hold, turn);
         }
@@ -1592,9 +1596,7 @@ impl<P: Clone> Name<P> {
         self.end_current(hold, turn);
         self.state = State::Kept(hold.clone());
         turn.actions.push(Action::CountEnd);
-        if let Some(due) = self.tenure_mut(hold).and_then(|tenure| tenure.keep(turn.now)) {
-            turn.look_at(hold, LookFor::Kept, due);
-        }
+        self.change_tenure(hold, |tenure| tenure.keep(turn));
     }
 
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
@@ -1806,7 +1808,7 @@ impl<P: Clone> Name<P> {
     }
 
     fn is_ending(&self, hold: &Hold) -> bool {
-        self.tenure(hold).is_some_and(|it| matches!(it.phase, TenurePhase::Ending { .. }))
+        self.tenure(hold).is_some_and(|it| matches!(it.phase, TenurePhase::Ending))
     }
 
     /// Reports how a tenure has ended that is ending, and that it is over. Of one of which that is
@@ -1818,7 +1820,8 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) {
         let Some(tenure) = self.tenure_mut(hold) else { return };
-        let TenurePhase::Ending { ended } = tenure.phase else { return };
+        let TenurePhase::Ending = tenure.phase else { return };
+        let ended = tenure.since;
         tenure.phase = TenurePhase::Owed;
         let last = tenure.last.take();
         // Without a call that had it, or was to get it, there is no hold to report.
@@ -1918,18 +1921,18 @@ impl<P: Clone> Name<P> {
         is_kept && self.end_tenure(hold, now)
     }
 
-    /// Releases a kept lock that no call has used for long enough, or schedules another look.
-    /// Returns `false` if there is nothing more to look at.
-    fn look_at_kept(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
-        let end = self.tenure(hold).and_then(Tenure::kept_end);
-        if end.is_some_and(|end| end <= turn.now) && self.end_kept(hold, turn.now) {
-            turn.actions.push(Action::Owe(hold.clone()));
+    /// Does what is due of a tenure. Returns `false` if that is nothing.
+    fn hold_due(&mut self, hold: &Arc<Hold>, at: Moment, turn: &mut Turn<P>) -> bool {
+        if !self.tenure_mut(hold).is_some_and(|tenure| tenure.is_due(at)) {
             return false;
         }
-        let Some(due) = self.tenure_mut(hold).and_then(Tenure::next_look) else { return false };
-        // Not at once, because a thread may be asking for more of its tokens.
-        turn.look_at(hold, LookFor::Kept, due.max(turn.now.after(KEPT_PAUSE)));
-        true
+        // This process may have been paused for longer than the lease.
+        self.expire(hold, turn);
+        let kept_end = self.tenure(hold).and_then(Tenure::kept_end);
+        if kept_end.is_some_and(|end| end <= turn.now) && self.end_kept(hold, turn.now) {
+            turn.actions.push(Action::Owe(hold.clone()));
+        }
+        self.change_tenure(hold, |tenure| tenure.due(turn))
     }
 
     /// Notes that another client waits for the hold with this nonce.
@@ -1972,59 +1975,6 @@ impl<P: Clone> Name<P> {
         let signal = shared.cloned().unwrap_or_default();
         signal.tell(hold.was_lost());
         signal
-    }
-
-    /// Handles a lease that is due for renewal, or that has to be found lost. Returns `false` if
-    /// there is nothing more to do about it.
-    fn renew(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
-        // This process may have been paused for longer than the lease.
-        self.expire(hold, turn);
-        let Some(tenure) = self.tenure(hold) else { return false };
-        let Some(next) = hold.next_step(tenure.is_renewed()) else { return false };
-        // One that is due so soon can be renewed along with others.
-        let soon = turn.now.after(hold.lease() / TOGETHER);
-        turn.actions.push(if next.renews && next.due <= soon {
-            Action::Renew(tenure.to_renew(turn.now))
-        } else {
-            Action::RenewAt(hold.clone(), next.due)
-        });
-        true
-    }
-
-    /// Records that a request sent at `sent` has renewed a hold for `lease`.
-    fn renewed(&mut self, hold: &Hold, sent: Moment, lease: Duration, now: Moment) -> bool {
-        // From before the request, because Redis may have executed it at any time since.
-        hold.extend(sent, lease, now);
-        // Any reply shows that, not only those to the renewer.
-        self.change_tenure(hold, Tenure::end_failures)
-    }
-
-    /// Records that a renewal has failed, and reports that if the one before had not, and there is
-    /// time to try again.
-    fn renewal_failed(&mut self, hold: &Arc<Hold>, failure: &Failure, turn: &mut Turn<P>) -> bool {
-        let Some(tenure) = self.tenure_mut(hold) else { return false };
-        // Also when the lease is over by now: the loss is then explained by this failure.
-        tenure.set_last_failure(Some(failure));
-        let remaining = hold.remaining(turn.now);
-        if remaining.is_zero() || mem::replace(&mut tenure.failing, true) {
-            return false;
-        }
-        turn.report(hold, HoldEvent::RenewalFailing { remaining, failure: failure.clone() });
-        true
-    }
-
-    /// Reports a hold that lasts for longer than `after`, once, and schedules another look. Returns
-    /// `false` if there is nothing more to look at.
-    fn look_at_long(&mut self, hold: &Arc<Hold>, after: Duration, turn: &mut Turn<P>) -> bool {
-        let Some(tenure) = self.tenure_mut(hold) else { return false };
-        if let Some(held) = tenure.report_long(after, turn.now)
-            && let Some(current) = tenure.current()
-        {
-            turn.report(hold, HoldEvent::HeldLong { site: current.site.clone(), held });
-        }
-        let Some(due) = tenure.next_long_look(after, turn.now) else { return false };
-        turn.look_at(hold, LookFor::Long, due);
-        true
     }
 
     /// Returns the calls that wait, the first one first.

@@ -151,16 +151,12 @@ pub(crate) enum HoldInput<'a> {
     Wanted,
     /// The store will notify this client when another one waits.
     WillBeTold,
-    /// Its lease is due for renewal, or has to be found lost.
-    Due,
+    /// The time for which the renewer was to handle it has come.
+    Due { at: Moment },
     /// A request sent at that time has renewed it.
     Renewed { sent: Moment, lease: Duration },
     /// A renewal has failed.
     RenewalFailed(&'a Failure),
-    /// Its lock may have been kept unused for long enough.
-    KeptDue,
-    /// It may have been held for longer than this.
-    LongDue { after: Duration },
 }
 
 /// Who has sent a release, and goes on with one that has failed.
@@ -196,11 +192,6 @@ impl<P> Turn<P> {
         self.listens && !self.is_closed
     }
 
-    /// Makes the renewer look at a tenure then.
-    pub(super) fn look_at(&mut self, hold: &Arc<Hold>, what: LookFor, due: Moment) {
-        self.actions.push(Action::LookAt { hold: hold.clone(), what, due });
-    }
-
     /// Reports this about the current hold of a tenure.
     pub(super) fn report(&mut self, hold: &Arc<Hold>, what: HoldEvent) {
         // The token now: the same turn may begin the next hold.
@@ -220,6 +211,8 @@ pub(crate) struct Policy {
     pub(crate) backoff: (Duration, Duration),
     /// How long a call without a limit repeats requests that fail.
     pub(crate) retry_window: Duration,
+    /// The age at which a hold is reported as long, if at all.
+    pub(crate) warn_held: Option<Duration>,
 }
 
 /// The next step of a call's thread.
@@ -305,6 +298,8 @@ pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
 /// of the call's thread comes after that.
 #[derive(Debug)]
 pub(crate) enum Action<P> {
+    /// Counts a new tenure, and goes on with [`HoldInput::Due`] at this time.
+    Begin { hold: Arc<Hold>, due: Moment },
     /// Closes the span of a hold whose tenure goes on.
     CloseSpan(OpenSpan),
     /// Counts that the lock was free before the first call was told.
@@ -313,14 +308,16 @@ pub(crate) enum Action<P> {
     CountEnd,
     /// Counts a hold on a kept lock.
     CountHold,
+    /// Goes on with [`HoldInput::Due`] at this time.
+    Due { hold: Arc<Hold>, at: Moment },
     /// Counts the end of a tenure, for which a shutdown waits.
     Finish,
     /// Receives messages of other clients about this hold.
     Listen(HoldId),
-    /// Looks at a tenure then.
-    LookAt { hold: Arc<Hold>, what: LookFor, due: Moment },
     /// Leaves a debt to the renewer.
     Owe(Arc<Hold>),
+    /// Opens the connections that renewals of the hold will need.
+    Prepare,
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
     /// does.
     RecordFailure(Failure, Option<Duration>),
@@ -329,23 +326,12 @@ pub(crate) enum Action<P> {
     Release { hold: Arc<Hold>, calls_wait: bool },
     /// Asks for this change of a hold, which renews it.
     Renew(Change),
-    /// Looks at a lease again then.
-    RenewAt(Arc<Hold>, Moment),
     /// Tells a parked call what to do next.
     Tell(P, Next),
     /// Takes the client off the queue for holds like this.
     Unregister(HoldId),
     /// Makes the calls that want the name as a lock try.
     WakeLocks,
-}
-
-/// The reason why the renewer looks at a tenure, besides its lease.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum LookFor {
-    /// Whether its lock was kept unused for long enough.
-    Kept,
-    /// Whether its hold has lasted for too long.
-    Long,
 }
 
 /// The reports of an input: one hold, as a rule.

@@ -16,17 +16,27 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
 use crate::error::{Loss, LossCause};
 use crate::protocol::call::{CallSite, Caller};
-use crate::protocol::hold::{Grant, Hold};
+use crate::protocol::hold::{Grant, Hold, TOGETHER};
 use crate::protocol::signals::{EndSignal, WantedSignal};
+use crate::protocol::steps::{Action, HoldEvent, Turn};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, Unused};
 
+/// The least pause between two looks at a kept lock.
+const KEPT_PAUSE: Duration = Duration::from_millis(5);
+
 /// The least pause between two looks whether a hold lasts for long.
 const LONG_LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+/// A lock released within this fraction of its lease costs no connection for renewals.
+const BRIEF: u32 = 30;
+
+/// A failed renewal is repeated after this fraction of the lease.
+const RETRIES: u32 = 20;
 
 /// A client may have a million of these, so it is small.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
@@ -35,6 +45,8 @@ pub(crate) struct Tenure {
     /// The part that guards and the renewer share.
     pub(crate) hold: Arc<Hold>,
     pub(super) phase: TenurePhase,
+    /// When the lock began to be kept, or the tenure ended, if the phase says so.
+    pub(super) since: Moment,
     /// The hold that a call has, or had last; `None` while the lock is kept, and of a debt.
     pub(super) last: Option<Use>,
     /// When it began: with the reply to its request, however distant the server is.
@@ -44,8 +56,10 @@ pub(crate) struct Tenure {
     /// Whether the beginning of the current hold was reported. If not, its end is not either: its
     /// call may not get it after all, or not alone.
     pub(super) is_reported: bool,
-    /// Whether the renewer will check if the lock is still kept.
-    looked_after: bool,
+    /// When the renewer handles it next; [`Moment::NEVER`] if not before a reply about it.
+    scheduled: Moment,
+    /// Whether the connections for its renewals were opened, as far as it can tell.
+    is_prepared: bool,
     /// Whether the last renewal has failed.
     pub(super) failing: bool,
     /// Whether another client waits for the lock.
@@ -62,11 +76,11 @@ pub(super) enum TenurePhase {
     /// A call has its hold, or is about to get it.
     Held,
     /// No call has a hold, and the client keeps the lock.
-    Kept { since: Moment },
+    Kept,
     /// It was found lost, and that is about to be reported.
     Lost,
     /// It has ended here, and it is not known yet how its release goes.
-    Ending { ended: Moment },
+    Ending,
     /// A debt: it may exist in the store, and must not. There is nothing to report about it.
     Owed,
 }
@@ -124,11 +138,13 @@ impl Tenure {
         Self {
             hold,
             phase,
+            since: Moment::FIRST,
             last: None,
             begun: Moment::FIRST,
             room: 0,
             is_reported: false,
-            looked_after: false,
+            scheduled: Moment::NEVER,
+            is_prepared: false,
             failing: false,
             wanted: false,
             reused: false,
@@ -138,7 +154,7 @@ impl Tenure {
 
     /// Returns `true` if it may exist in the store, and must not.
     pub(super) fn is_debt(&self) -> bool {
-        matches!(self.phase, TenurePhase::Ending { .. } | TenurePhase::Owed)
+        matches!(self.phase, TenurePhase::Ending | TenurePhase::Owed)
     }
 
     /// Returns the hold that a call has.
@@ -205,7 +221,7 @@ impl Tenure {
     /// Begins the next hold in place of the last one, which is over. It has the lease of the
     /// tenure: a renewal in flight counts for it, and so does a loss.
     pub(super) fn begin_next(&mut self, caller: &Caller, now: Moment) {
-        self.reused |= matches!(self.phase, TenurePhase::Kept { .. });
+        self.reused |= matches!(self.phase, TenurePhase::Kept);
         self.phase = TenurePhase::Held;
         self.last = Some(Use::new(caller, now));
         self.is_reported = false;
@@ -226,60 +242,144 @@ impl Tenure {
         self.hold.keep > 0 && !speaks_against && self.hold.is_valid(now)
     }
 
-    /// Keeps the lock, though the hold is over. Returns when the renewer has to check whether it
-    /// still is; `None` if it already will. So a lock in use costs no checks, and one that is used
-    /// and kept again and again costs one per time that it may be kept.
-    pub(super) fn keep(&mut self, now: Moment) -> Option<Moment> {
-        self.phase = TenurePhase::Kept { since: now };
+    /// Keeps the lock, though the hold is over. A lock in use costs no checks whether it is still
+    /// kept, and one that is used and kept again and again costs one per time that it may be kept.
+    pub(super) fn keep<P>(&mut self, turn: &mut Turn<P>) {
+        self.phase = TenurePhase::Kept;
+        self.since = turn.now;
         self.last = None;
-        if mem::replace(&mut self.looked_after, true) { None } else { self.kept_end() }
-    }
-
-    /// Returns how long the lock is kept if no thread uses it; `None` if the renewer has nothing
-    /// left to check.
-    pub(super) fn next_look(&mut self) -> Option<Moment> {
-        let end = self.kept_end();
-        self.looked_after = end.is_some();
-        end
+        if let Some(end) = self.kept_end() {
+            self.schedule(end, turn);
+        }
     }
 
     /// Returns when a kept lock has been unused for long enough.
     pub(super) fn kept_end(&self) -> Option<Moment> {
-        let TenurePhase::Kept { since } = self.phase else { return None };
-        Some(since.after(Duration::from_millis(self.hold.keep.into())))
+        let TenurePhase::Kept = self.phase else { return None };
+        Some(self.since.after(Duration::from_millis(self.hold.keep.into())))
     }
 
-    /// Returns when to look next whether a hold lasts for longer than `after`; `None` if the tenure
-    /// is over. The next hold of the tenure begins later than now.
-    pub(super) fn next_long_look(&self, after: Duration, now: Moment) -> Option<Moment> {
-        if !self.hold.is_open() {
+    /// Makes the renewer handle the tenure at this time, unless it does so before.
+    fn schedule<P>(&mut self, due: Moment, turn: &mut Turn<P>) {
+        if due < self.scheduled {
+            // Should there be a later time, it is ignored when it comes.
+            self.scheduled = due;
+            turn.actions.push(Action::Due { hold: self.hold.clone(), at: due });
+        }
+    }
+
+    /// Returns when the renewer handles the tenure, which begins, for the first time.
+    pub(super) fn schedule_first<P>(&mut self, turn: &Turn<P>) -> Moment {
+        let lease = self.hold.next_step(self.is_renewed()).map(|next| next.due);
+        self.scheduled = self.earliest(lease.unwrap_or(turn.now), turn);
+        self.scheduled
+    }
+
+    /// Returns `true` if this is the time for which the tenure was scheduled. There is no other one
+    /// from here on.
+    pub(super) fn is_due(&mut self, at: Moment) -> bool {
+        let is_due = self.scheduled == at;
+        if is_due {
+            self.scheduled = Moment::NEVER;
+        }
+        is_due
+    }
+
+    /// Does what is due now, and schedules the next time, unless the reply to a renewal does.
+    pub(super) fn due<P>(&mut self, turn: &mut Turn<P>) {
+        let Some(next) = self.hold.next_step(self.is_renewed()) else { return };
+        self.report_long(turn);
+        // One that is due so soon can be renewed along with others.
+        let soon = turn.now.after(self.hold.lease() / TOGETHER);
+        if next.renews && next.due <= soon {
+            self.is_prepared = true;
+            turn.actions.push(Action::Renew(self.to_renew(turn.now)));
+            return;
+        }
+        if self.prepare_due().is_some_and(|due| due <= turn.now) {
+            self.is_prepared = true;
+            turn.actions.push(Action::Prepare);
+        }
+        self.schedule(self.earliest(next.due, turn), turn);
+    }
+
+    /// Returns the earliest time at which something is due, if the lease is at this time.
+    fn earliest<P>(&self, lease: Moment, turn: &Turn<P>) -> Moment {
+        // Not at once, because a thread may be asking for more tokens of a kept lock.
+        let kept = self.kept_end().map(|end| end.max(turn.now.after(KEPT_PAUSE)));
+        let long = turn.policy.warn_held.map(|after| self.long_due(after, turn.now));
+        let others = [kept, long, self.prepare_due()];
+        others.into_iter().flatten().fold(lease, Moment::min)
+    }
+
+    /// Returns when the connections for the renewals are to be opened, if that is still to come: at
+    /// the first renewal, none may be available. Most locks are released before, and cost none. The
+    /// time is a round one, so that one wake-up of the renewer serves many leases.
+    fn prepare_due(&self) -> Option<Moment> {
+        if self.is_prepared || !self.hold.renewed {
             return None;
         }
+        let brief = nanos(self.hold.lease() / BRIEF).max(1);
+        Some(Moment((self.begun.0 / brief + 2) * brief))
+    }
+
+    /// Returns when to look next whether a hold has lasted for longer than `after`. The next hold of
+    /// the tenure begins later than now.
+    fn long_due(&self, after: Duration, now: Moment) -> Moment {
         let due = self.current().map(|current| current.since.after(after));
         let is_reported = self.reported_long() == Some(self.hold.number());
-        Some(match due {
+        match due {
             Some(due) if due > now && !is_reported => due,
             _ => now.after(after.max(LONG_LOOK_PAUSE)),
-        })
+        }
     }
 
     fn reported_long(&self) -> Option<u64> {
         self.rare.as_ref()?.reported_long
     }
 
-    /// Returns for how long the present hold has been held, if that is longer than `after` and was
-    /// not reported. Notes that it is now.
-    pub(super) fn report_long(&mut self, after: Duration, now: Moment) -> Option<Duration> {
-        let current = self.current()?;
-        let held = now.since(current.since);
+    /// Reports the current hold if it lasts for too long, once.
+    fn report_long<P>(&mut self, turn: &mut Turn<P>) {
+        let Some(after) = turn.policy.warn_held else { return };
+        let Some(current) = self.current() else { return };
+        let held = turn.now.since(current.since);
         let number = self.hold.number();
         let is_new = self.is_reported && self.reported_long() != Some(number);
-        if !is_new || held < after || !self.hold.is_valid(now) {
-            return None;
+        if is_new && held >= after && self.hold.is_valid(turn.now) {
+            turn.report(&self.hold, HoldEvent::HeldLong { site: current.site.clone(), held });
+            // By its number: the next hold of the tenure may last for long, too.
+            self.rare().reported_long = Some(number);
         }
-        // By its number: the next hold of the tenure may last for long, too.
-        self.rare().reported_long = Some(number);
-        Some(held)
+    }
+
+    /// Records that a request sent at `sent` has renewed the hold for `lease`.
+    pub(super) fn renewed<P>(&mut self, sent: Moment, lease: Duration, turn: &mut Turn<P>) {
+        // From before the request, because Redis may have executed it at any time since.
+        self.hold.extend(sent, lease, turn.now);
+        // Any reply shows that, not only those to the renewer.
+        if mem::take(&mut self.failing) {
+            self.set_last_failure(None);
+        }
+        if let Some(next) = self.hold.next_step(self.is_renewed()) {
+            self.schedule(self.earliest(next.due, turn), turn);
+        }
+    }
+
+    /// Records that a renewal has failed, and reports that if the one before had not, and there is
+    /// time to try again. It is repeated well before the deadline, even if that is near, so that a
+    /// shorter outage loses nothing.
+    pub(super) fn renewal_failed<P>(&mut self, failure: &Failure, turn: &mut Turn<P>) {
+        // Also when the lease is over by now: the loss is then explained by this failure.
+        self.set_last_failure(Some(failure));
+        let remaining = self.hold.remaining(turn.now);
+        if !remaining.is_zero() && !mem::replace(&mut self.failing, true) {
+            let failure = failure.clone();
+            turn.report(&self.hold, HoldEvent::RenewalFailing { remaining, failure });
+        }
+        if self.hold.is_open() {
+            let pause = (self.hold.lease() / RETRIES).min(remaining);
+            self.schedule(self.earliest(turn.now.after(pause), turn), turn);
+        }
     }
 
     fn rare(&mut self) -> &mut Rare {
@@ -300,7 +400,7 @@ impl Tenure {
     pub(super) fn wanted_signal(&mut self) -> WantedSignal {
         let is_wanted = self.wanted;
         // An input that marks the hold later finds the signal.
-        if is_wanted || !matches!(self.phase, TenurePhase::Held | TenurePhase::Ending { .. }) {
+        if is_wanted || !matches!(self.phase, TenurePhase::Held | TenurePhase::Ending) {
             return WantedSignal::over(is_wanted);
         }
         self.rare().wanted.get_or_insert_default().clone()
@@ -317,7 +417,7 @@ impl Tenure {
     /// Returns the signal of the end of the current hold. With `shared`, that is the one to use,
     /// which several holds share.
     pub(super) fn end_signal(&mut self, shared: Option<&EndSignal>) -> EndSignal {
-        let is_over = !matches!(self.phase, TenurePhase::Held | TenurePhase::Ending { .. });
+        let is_over = !matches!(self.phase, TenurePhase::Held | TenurePhase::Ending);
         let was_lost = self.hold.was_lost();
         let rare = self.rare();
         let signal = match shared {
@@ -358,14 +458,15 @@ impl Tenure {
     pub(super) fn end(&mut self, now: Moment) -> bool {
         let ends = self.hold.end(now);
         if ends {
-            self.phase = TenurePhase::Ending { ended: now };
+            self.phase = TenurePhase::Ending;
+            self.since = now;
         }
         ends
     }
 
     /// Marks the tenure as lost. Returns `false` if it was ended or lost before.
     pub(super) fn lose(&mut self, cause: LossCause) -> bool {
-        if !matches!(self.phase, TenurePhase::Held | TenurePhase::Kept { .. }) {
+        if !matches!(self.phase, TenurePhase::Held | TenurePhase::Kept) {
             return false;
         }
         self.phase = TenurePhase::Lost;
@@ -423,15 +524,8 @@ impl Tenure {
         self.rare().forced = true;
     }
 
-    /// Records that a renewal has succeeded.
-    pub(super) fn end_failures(&mut self) {
-        if mem::take(&mut self.failing) {
-            self.set_last_failure(None);
-        }
-    }
-
     /// Records the failure of a renewal; `None` once one succeeds again.
-    pub(super) fn set_last_failure(&mut self, failure: Option<&Failure>) {
+    fn set_last_failure(&mut self, failure: Option<&Failure>) {
         self.rare().last_failure = failure.map(|failure| failure.source.clone());
     }
 
@@ -447,7 +541,7 @@ impl Tenure {
     }
 
     /// Returns the change that renews the hold.
-    pub(super) fn to_renew(&self, now: Moment) -> Change {
+    fn to_renew(&self, now: Moment) -> Change {
         let lease = self.hold.next_lease(now);
         if self.asks_if_wanted() {
             Change::Watch { lease: Some(lease) }
@@ -467,7 +561,7 @@ impl Tenure {
 
     /// Returns `true` if the lease is renewed: not if the thread that could release the hold is
     /// gone.
-    pub(super) fn is_renewed(&self) -> bool {
+    fn is_renewed(&self) -> bool {
         let can_end = self.current().is_none_or(|current| current.site.can_release());
         self.hold.renewed && can_end
     }

@@ -75,6 +75,7 @@ pub(crate) fn turn<P>() -> Turn<P> {
             keeps_order: true,
             backoff: (SOON, SOON),
             retry_window: SOON,
+            warn_held: None,
         },
         reports: Reports::new(),
         actions: Actions::new(),
@@ -252,10 +253,11 @@ impl World {
         self.tell();
     }
 
-    /// Tells calls what actions say.
+    /// Tells calls what actions say. What is due of tenures is not of interest here.
     fn tell(&mut self) {
         for action in mem::take(&mut self.turn.actions) {
             match action {
+                Action::Begin { .. } | Action::Due { .. } => {}
                 Action::Tell(told, next) => told.0.borrow_mut().push_back(next),
                 other => self.turn.actions.push(other),
             }

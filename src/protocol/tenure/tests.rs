@@ -3,6 +3,7 @@ use crate::base::failure::FailureKind;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
 use crate::protocol::hold::NextStep;
+use crate::protocol::name::tests::turn;
 use crate::store::hold_id::HoldKind;
 use crate::store::request::HoldReply;
 use crossbeam_channel::TryRecvError;
@@ -40,14 +41,25 @@ fn expire(tenure: &mut Tenure, now: Moment) -> bool {
     cause.is_some_and(|cause| tenure.lose(cause))
 }
 
+fn at(now: Moment) -> Turn<()> {
+    Turn { now, ..turn() }
+}
+
+/// Keeps the lock. Returns when the renewer handles it, if it would not have done so before.
 fn keep(tenure: &mut Tenure) -> Option<Moment> {
     tenure.end_use(NOW);
-    tenure.keep(NOW)
+    let mut turn = at(NOW);
+    tenure.keep(&mut turn);
+    match turn.actions[..] {
+        [] => None,
+        [Action::Due { at, .. }] => Some(at),
+        ref others => panic!("{others:?}"),
+    }
 }
 
 fn held(tenure: &Tenure) -> Option<Duration> {
-    let TenurePhase::Ending { ended } = tenure.phase else { return None };
-    tenure.last.as_ref().map(|last| ended.since(last.since))
+    let TenurePhase::Ending = tenure.phase else { return None };
+    tenure.last.as_ref().map(|last| tenure.since.since(last.since))
 }
 
 #[test]
@@ -264,21 +276,55 @@ fn a_kept_lock_is_released_when_it_was_not_used_for_long() {
 }
 
 #[test]
-fn only_a_lock_that_is_kept_is_looked_at_and_once_in_the_time_of_keeping() {
+fn one_time_is_scheduled_for_all_that_is_due() {
     let mut tenure = keepable(&keeping());
-    assert!(next_step(&tenure).renews);
-    assert_eq!(tenure.next_look(), None, "it is in use");
-    assert!(keep(&mut tenure).is_some());
+    let lease = tenure.hold.lease();
+    let brief = tenure.schedule_first(&at(NOW));
+    assert!(NOW < brief && brief < NOW.after(lease / 10));
+    let mut turn = at(brief);
+    assert!(tenure.is_due(brief));
+    tenure.due(&mut turn);
+    let renewal = next_step(&tenure).due;
+    let [Action::Prepare, Action::Due { at: next, .. }] = turn.actions[..] else {
+        panic!("{:?}", turn.actions)
+    };
+    assert_eq!(next, renewal);
+    let kept_end = keep(&mut tenure).expect("it comes before the renewal");
     for _ in 0..3 {
         tenure.begin_next(&caller(&keeping()), NOW);
-        assert_eq!(keep(&mut tenure), None, "it is looked at already");
+        assert_eq!(keep(&mut tenure), None, "in the time of keeping, it is handled once");
     }
-    assert!(tenure.next_look().is_some() && next_step(&tenure).renews);
-    tenure.begin_next(&caller(&keeping()), NOW);
-    assert_eq!(tenure.next_look(), None, "it is in use");
-    assert!(keep(&mut tenure).is_some());
+    assert!(!tenure.is_due(renewal), "it is due before");
+    assert!(tenure.is_due(kept_end) && !tenure.is_due(kept_end));
     assert!(tenure.lose(LossCause::Gone));
-    assert_eq!(tenure.next_look(), None);
+    let mut turn = at(kept_end);
+    tenure.due(&mut turn);
+    assert!(turn.actions.is_empty(), "it is over");
+}
+
+#[test]
+fn a_renewal_is_repeated_before_the_deadline_until_it_succeeds() {
+    let mut tenure = keepable(&keeping());
+    let lease = tenure.hold.lease();
+    let renewal = next_step(&tenure).due;
+    let mut turn = at(renewal);
+    tenure.due(&mut turn);
+    assert!(matches!(turn.actions[..], [Action::Renew(_)]), "its reply schedules the next time");
+    let failure = Failure::late();
+    let mut turn = at(renewal);
+    tenure.renewal_failed(&failure, &mut turn);
+    assert!(
+        matches!(turn.actions[..], [Action::Due { at, .. }] if at == renewal.after(lease / 20))
+    );
+    assert_eq!(turn.reports.len(), 1);
+    let mut turn = at(renewal);
+    tenure.renewal_failed(&failure, &mut turn);
+    assert!(turn.actions.is_empty() && turn.reports.is_empty(), "both are known");
+    tenure.scheduled = Moment::NEVER;
+    let mut turn = at(renewal);
+    tenure.renewed(renewal, lease, &mut turn);
+    let next = next_step(&tenure).due;
+    assert!(matches!(turn.actions[..], [Action::Due { at, .. }] if at == next));
 }
 
 #[test]
