@@ -61,9 +61,9 @@ use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{
-    Action, Ask, Call, HoldEvent, HoldInput, Input, NameInput, Next, Outcome, ReleasedBy, Turn,
+    Action, Ask, Call, HoldInput, Input, NameInput, Next, Outcome, ReleasedBy, Turn,
 };
-use crate::protocol::tenure::{Tenure, TenurePhase, Use};
+use crate::protocol::tenure::Tenure;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
 
@@ -484,7 +484,9 @@ impl<P: Clone> Name<P> {
         match input {
             HoldInput::Begin { tenure, sent } => self.begin_beside(tenure, sent, turn),
             HoldInput::Accept { begin } => self.accept(hold, begin, turn),
-            HoldInput::Acquired { begin } => self.report_begin(hold, begin, turn),
+            HoldInput::Acquired { begin } => {
+                self.tenure_mut(hold).is_some_and(|tenure| tenure.report_begin(begin, turn))
+            }
             HoldInput::End { hands_off } => self.end(hold, hands_off, turn),
             HoldInput::GiveBack => self.give_back_hold(hold, turn),
             HoldInput::Leave => self.leave_hold(hold, turn),
@@ -1479,21 +1481,13 @@ impl<P: Clone> Name<P> {
     fn accept(&mut self, hold: &Arc<Hold>, begin: Option<Instant>, turn: &mut Turn<P>) -> bool {
         self.expire(hold, turn);
         let begins = hold.is_valid(turn.now);
-        if begins && let Some(begin) = begin {
-            self.report_begin(hold, begin, turn);
+        if begins
+            && let Some(begin) = begin
+            && let Some(tenure) = self.tenure_mut(hold)
+        {
+            tenure.report_begin(begin, turn);
         }
         begins
-    }
-
-    /// Reports that a hold has begun, once. If it is lost already, neither its beginning nor its
-    /// end is reported.
-    fn report_begin(&mut self, hold: &Arc<Hold>, begin: Instant, turn: &mut Turn<P>) -> bool {
-        let Some(tenure) = self.tenure_mut(hold) else { return false };
-        if tenure.current().is_none() || mem::replace(&mut tenure.is_reported, true) {
-            return false;
-        }
-        turn.report(hold, HoldEvent::Acquired { begin });
-        true
     }
 
     /// Ends a hold. With `hands_off`, the tenure passes to the next call if the terms of that allow
@@ -1546,10 +1540,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends the present hold of a tenure that goes on, and reports that.
     fn end_current(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
-        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_use(turn.now));
-        if let Some(held) = held {
-            turn.report(hold, HoldEvent::Released { held });
-        }
+        self.change_tenure(hold, |tenure| tenure.end_use(turn));
         turn.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
 
@@ -1757,7 +1748,9 @@ impl<P: Clone> Name<P> {
         if ends {
             turn.actions.push(Action::CountEnd);
             // First the report: the next holder has its own.
-            self.report_end(hold, &Ok(()), turn);
+            if let Some(tenure) = self.tenure_mut(hold) {
+                tenure.report_end(&Ok(()), turn);
+            }
             self.take_tenure(hold);
             self.let_next_try(hold, turn);
         }
@@ -1776,11 +1769,13 @@ impl<P: Clone> Name<P> {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
         // What the renewer has released it goes on with by itself.
-        let is_new = self.is_ending(hold);
+        let is_new = self.tenure(hold).is_some_and(Tenure::is_ending);
         if is_new && may_exist && by == ReleasedBy::Call {
             turn.actions.push(Action::Owe(hold.clone()));
         }
-        self.report_end(hold, outcome, turn);
+        if let Some(tenure) = self.tenure_mut(hold) {
+            tenure.report_end(outcome, turn);
+        }
         if !has_failed {
             // The calls for its name release a debt until the first success. After that it is the
             // renewer's alone, if a request may begin it again.
@@ -1801,57 +1796,10 @@ impl<P: Clone> Name<P> {
     /// Forgets a hold whose release has not been confirmed until its lease was over. Returns
     /// `false` if its end was reported before.
     fn give_up_release(&mut self, hold: &Arc<Hold>, failure: &Failure, turn: &mut Turn<P>) -> bool {
-        let is_new = self.is_ending(hold);
-        self.report_end(hold, &Err(HoldFailure::Failed(failure.clone())), turn);
+        let outcome = &Err(HoldFailure::Failed(failure.clone()));
+        let is_new = self.tenure_mut(hold).is_some_and(|tenure| tenure.report_end(outcome, turn));
         self.forget(hold);
         is_new
-    }
-
-    fn is_ending(&self, hold: &Hold) -> bool {
-        self.tenure(hold).is_some_and(|it| matches!(it.phase, TenurePhase::Ending))
-    }
-
-    /// Reports how a tenure has ended that is ending, and that it is over. Of one of which that is
-    /// known there is nothing to report.
-    fn report_end(
-        &mut self,
-        hold: &Arc<Hold>,
-        outcome: &Result<(), HoldFailure>,
-        turn: &mut Turn<P>,
-    ) {
-        let Some(tenure) = self.tenure_mut(hold) else { return };
-        let TenurePhase::Ending = tenure.phase else { return };
-        let ended = tenure.since;
-        tenure.phase = TenurePhase::Owed;
-        let last = tenure.last.take();
-        // Without a call that had it, or was to get it, there is no hold to report.
-        let reported = if mem::take(&mut tenure.is_reported) { last } else { None };
-        let event = match outcome {
-            Ok(()) => {
-                tenure.tell_watches(false);
-                reported.map(|Use { since, .. }| HoldEvent::Released { held: ended.since(since) })
-            }
-            Err(HoldFailure::Failed(failure)) => {
-                tenure.tell_watches(false);
-                let failure = failure.clone();
-                reported.map(|Use { site, .. }| HoldEvent::ReleaseFailed { site, failure })
-            }
-            // The server had forgotten the hold before its release came.
-            Err(HoldFailure::Lost) => {
-                let loss = tenure.lose_after_end();
-                tenure.tell_watches(true);
-                reported.map(|Use { site, .. }| HoldEvent::Lost { site: Some(site), loss })
-            }
-            Err(HoldFailure::Ended) => {
-                tenure.tell_watches(false);
-                None
-            }
-        };
-        if let Some(event) = event {
-            turn.report(hold, event);
-        }
-        // Last: a shutdown that finds nothing unfinished looks for payments next.
-        turn.actions.push(Action::Finish);
     }
 
     /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
@@ -1859,7 +1807,7 @@ impl<P: Clone> Name<P> {
     fn forget(&mut self, hold: &Hold) {
         self.tenures.retain(|tenure| {
             let is_it = ptr::eq(&raw const *tenure.hold, hold);
-            let is_same = matches!(tenure.phase, TenurePhase::Owed) && tenure.hold.id == hold.id;
+            let is_same = tenure.is_owed() && tenure.hold.id == hold.id;
             !is_it && !is_same
         });
     }
@@ -1890,19 +1838,9 @@ impl<P: Clone> Name<P> {
     /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
     /// up after it. Only then the next call may try: it has its own reports.
     fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, turn: &mut Turn<P>) -> bool {
-        let Some(tenure) = self.tenure_mut(hold) else { return false };
-        let TenurePhase::Lost = tenure.phase else { return false };
-        tenure.phase = TenurePhase::Owed;
-        let last = tenure.last.take();
-        // Those that watch the hold find the cause when they wake.
-        let loss = tenure.set_loss();
-        tenure.tell_watches(true);
-        if last.is_some() {
-            turn.actions.push(Action::CountEnd);
+        if !self.tenure_mut(hold).is_some_and(|tenure| tenure.report_loss(turn)) {
+            return false;
         }
-        let was_reported = mem::take(&mut tenure.is_reported);
-        let site = if was_reported { last.map(|last| last.site) } else { None };
-        turn.report(hold, HoldEvent::Lost { site, loss });
         if may_exist {
             // As a debt it stays in this list, so that calls release it before they ask again.
             turn.actions.push(Action::Owe(hold.clone()));

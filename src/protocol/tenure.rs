@@ -14,13 +14,13 @@
 use std::error::Error as StdError;
 use std::mem;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
 use crate::error::{Loss, LossCause};
 use crate::protocol::call::{CallSite, Caller};
-use crate::protocol::hold::{Grant, Hold, TOGETHER};
+use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::steps::{Action, HoldEvent, Turn};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -44,24 +44,24 @@ const RETRIES: u32 = 20;
 pub(crate) struct Tenure {
     /// The part that guards and the renewer share.
     pub(crate) hold: Arc<Hold>,
-    pub(super) phase: TenurePhase,
+    phase: TenurePhase,
     /// When the lock began to be kept, or the tenure ended, if the phase says so.
-    pub(super) since: Moment,
+    since: Moment,
     /// The hold that a call has, or had last; `None` while the lock is kept, and of a debt.
-    pub(super) last: Option<Use>,
+    last: Option<Use>,
     /// When it began: with the reply to its request, however distant the server is.
     begun: Moment,
     /// How many holds may follow, each with the next token. A store gives out a thousand at most.
-    pub(super) room: u16,
+    room: u16,
     /// Whether the beginning of the current hold was reported. If not, its end is not either: its
     /// call may not get it after all, or not alone.
-    pub(super) is_reported: bool,
+    is_reported: bool,
     /// When the renewer handles it next; [`Moment::NEVER`] if not before a reply about it.
     scheduled: Moment,
     /// Whether the connections for its renewals were opened, as far as it can tell.
     is_prepared: bool,
     /// Whether the last renewal has failed.
-    pub(super) failing: bool,
+    failing: bool,
     /// Whether another client waits for the lock.
     wanted: bool,
     /// Whether a hold has begun on the kept lock.
@@ -72,7 +72,7 @@ pub(crate) struct Tenure {
 
 /// The state of a tenure.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum TenurePhase {
+enum TenurePhase {
     /// A call has its hold, or is about to get it.
     Held,
     /// No call has a hold, and the client keeps the lock.
@@ -157,6 +157,16 @@ impl Tenure {
         matches!(self.phase, TenurePhase::Ending | TenurePhase::Owed)
     }
 
+    /// Returns `true` if it has ended here, and it is not known yet how its release goes.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.phase, TenurePhase::Ending)
+    }
+
+    /// Returns `true` if it is a debt of which there is nothing to report.
+    pub(super) fn is_owed(&self) -> bool {
+        matches!(self.phase, TenurePhase::Owed)
+    }
+
     /// Returns the hold that a call has.
     pub(crate) fn current(&self) -> Option<&Use> {
         if let TenurePhase::Held = self.phase { self.last.as_ref() } else { None }
@@ -207,15 +217,26 @@ impl Tenure {
             && hold.is_valid(now)
     }
 
-    /// Ends the present hold of a tenure that goes on. Returns for how long it was held, if that is
-    /// reported.
-    pub(super) fn end_use(&mut self, now: Moment) -> Option<Duration> {
+    /// Reports that the current hold has begun. Returns `false`, and reports nothing, if it is over
+    /// or was reported: if it is lost already, neither its beginning nor its end is reported.
+    pub(super) fn report_begin<P>(&mut self, begin: Instant, turn: &mut Turn<P>) -> bool {
+        if self.current().is_none() || mem::replace(&mut self.is_reported, true) {
+            return false;
+        }
+        turn.report(&self.hold, HoldEvent::Acquired { begin });
+        true
+    }
+
+    /// Ends the current hold of a tenure that goes on, and reports that.
+    pub(super) fn end_use<P>(&mut self, turn: &mut Turn<P>) {
         // Those that watch the hold learn that it has ended, although its tenure goes on.
         self.tell_watches(false);
-        if !mem::take(&mut self.is_reported) {
-            return None;
+        if mem::take(&mut self.is_reported)
+            && let Some(current) = self.current()
+        {
+            let held = turn.now.since(current.since);
+            turn.report(&self.hold, HoldEvent::Released { held });
         }
-        self.current().map(|current| now.since(current.since))
     }
 
     /// Begins the next hold in place of the last one, which is over. It has the lease of the
@@ -442,7 +463,7 @@ impl Tenure {
     }
 
     /// Notifies the watches of the hold that it is over, even those that also watch other holds.
-    pub(super) fn tell_watches(&mut self, was_lost: bool) {
+    fn tell_watches(&mut self, was_lost: bool) {
         let Some(rare) = &mut self.rare else { return };
         // The store forgets that with the hold.
         rare.is_told = false;
@@ -488,15 +509,72 @@ impl Tenure {
         };
     }
 
-    /// Marks an ended tenure as lost, as its release has found it, and returns the loss.
-    pub(super) fn lose_after_end(&mut self) -> Loss {
-        self.hold.lose();
-        self.set_cause(LossCause::Gone);
-        self.set_loss()
+    /// Reports how a tenure that is ending has ended, by the outcome of its release. Returns `false`
+    /// if it is in another phase: then there is nothing to report.
+    pub(super) fn report_end<P>(
+        &mut self,
+        outcome: &Result<(), HoldFailure>,
+        turn: &mut Turn<P>,
+    ) -> bool {
+        if !self.is_ending() {
+            return false;
+        }
+        self.phase = TenurePhase::Owed;
+        let last = self.last.take();
+        // Without a call that had it, or was to get it, there is no hold to report.
+        let reported = if mem::take(&mut self.is_reported) { last } else { None };
+        let event = match outcome {
+            Ok(()) => {
+                self.tell_watches(false);
+                let ended = self.since;
+                reported.map(|Use { since, .. }| HoldEvent::Released { held: ended.since(since) })
+            }
+            Err(HoldFailure::Failed(failure)) => {
+                self.tell_watches(false);
+                let failure = failure.clone();
+                reported.map(|Use { site, .. }| HoldEvent::ReleaseFailed { site, failure })
+            }
+            // The server had forgotten the hold before its release came.
+            Err(HoldFailure::Lost) => {
+                self.hold.lose();
+                self.set_cause(LossCause::Gone);
+                let loss = self.set_loss();
+                self.tell_watches(true);
+                reported.map(|Use { site, .. }| HoldEvent::Lost { site: Some(site), loss })
+            }
+            Err(HoldFailure::Ended) => {
+                self.tell_watches(false);
+                None
+            }
+        };
+        if let Some(event) = event {
+            turn.report(&self.hold, event);
+        }
+        // Last: a shutdown that finds nothing unfinished looks for payments next.
+        turn.actions.push(Action::Finish);
+        true
+    }
+
+    /// Reports the loss of a tenure that was marked as lost. Returns `false` if it is in another
+    /// phase: another input has reported it.
+    pub(super) fn report_loss<P>(&mut self, turn: &mut Turn<P>) -> bool {
+        let TenurePhase::Lost = self.phase else { return false };
+        self.phase = TenurePhase::Owed;
+        let last = self.last.take();
+        // Those that watch the hold find the cause when they wake.
+        let loss = self.set_loss();
+        self.tell_watches(true);
+        if last.is_some() {
+            turn.actions.push(Action::CountEnd);
+        }
+        let was_reported = mem::take(&mut self.is_reported);
+        let site = if was_reported { last.map(|last| last.site) } else { None };
+        turn.report(&self.hold, HoldEvent::Lost { site, loss });
+        true
     }
 
     /// Sets for its guards why the tenure was lost, and returns that.
-    pub(super) fn set_loss(&mut self) -> Loss {
+    fn set_loss(&mut self) -> Loss {
         let rare = self.rare.as_deref();
         let cause = rare.and_then(|rare| rare.cause.clone()).unwrap_or(LossCause::Gone);
         let last_failure = if cause == LossCause::Expired {

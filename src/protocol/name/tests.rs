@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::*;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
-use crate::protocol::steps::{Actions, HoldReport, Policy, Reports};
+use crate::protocol::steps::{Actions, HoldEvent, HoldReport, Policy, Reports};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -115,7 +115,7 @@ fn keeping() -> LockOptions {
 impl<P: Clone> Name<P> {
     /// Leaves a tenure without tokens for more holds.
     pub(crate) fn use_up_tokens(&mut self, hold: &Hold) {
-        self.tenure_mut(hold).expect("it is not over").room = 0;
+        self.tenure_mut(hold).expect("it is not over").use_up_tokens();
     }
 }
 

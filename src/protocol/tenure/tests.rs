@@ -41,13 +41,19 @@ fn expire(tenure: &mut Tenure, now: Moment) -> bool {
     cause.is_some_and(|cause| tenure.lose(cause))
 }
 
+impl Tenure {
+    pub(in crate::protocol) fn use_up_tokens(&mut self) {
+        self.room = 0;
+    }
+}
+
 fn at(now: Moment) -> Turn<()> {
     Turn { now, ..turn() }
 }
 
 /// Keeps the lock. Returns when the renewer handles it, if it would not have done so before.
 fn keep(tenure: &mut Tenure) -> Option<Moment> {
-    tenure.end_use(NOW);
+    tenure.end_use(&mut at(NOW));
     let mut turn = at(NOW);
     tenure.keep(&mut turn);
     match turn.actions[..] {
@@ -331,7 +337,7 @@ fn a_renewal_is_repeated_before_the_deadline_until_it_succeeds() {
 fn a_hold_that_is_over_does_not_become_wanted() {
     let mut tenure = keepable(&keeping());
     let first = tenure.wanted_signal();
-    tenure.end_use(NOW);
+    tenure.end_use(&mut at(NOW));
     tenure.begin_next(&caller(&keeping()), NOW);
     let second = tenure.wanted_signal();
     keep(&mut tenure);
