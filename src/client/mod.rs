@@ -568,7 +568,8 @@ impl Client {
 
     /// Starts to listen to other clients now, rather than when a call first waits for one. After
     /// that, this client learns at once if an operator ends one of its holds, and not only at the
-    /// next renewal. Returns without waiting for the connection, of which each server has one.
+    /// next renewal. Opens a connection to each server in the background, and returns without
+    /// waiting for it.
     pub fn listen(&self) {
         status::listen(&self.shared);
     }

@@ -81,7 +81,7 @@ impl<K> LockGuard<K> {
         hold_requests::verify(&self.held.shared, self.held.holds(), false)
     }
 
-    /// Renews the lease now, or each lease of a set, also with `renew(false)`, but not beyond
+    /// Renews the lease now, or each lease of a set, even with `renew(false)`, but not beyond
     /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
     ///
     /// # Errors
