@@ -247,7 +247,7 @@ pub(crate) fn has_containers() -> bool {
     has_them
 }
 
-/// Opens a client with a label, to hold locks beside the program.
+/// Opens a client with a label, to hold locks alongside the program.
 pub(crate) fn client(server: &Server) -> Client {
     Client::builder().label("tester").wait(SOON).open(&server.url()).expect("the server is up")
 }

@@ -1,5 +1,5 @@
-//! The program's own ways on Windows: the end of the command, keys, exit statuses, words of the
-//! command line, and paths.
+//! What differs on Windows: the end of the command, keys, exit statuses, words of the command line,
+//! and paths.
 
 use std::fs;
 use std::os::windows::process::CommandExt;
