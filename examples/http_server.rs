@@ -1,6 +1,6 @@
 //! An HTTP server whose handlers lock: its replies when the lock is held, and when Redis is away.
 //!
-//! See "An HTTP server" and "Redis is down when we start" in `docs/cookbook.md`.
+//! See "An HTTP server" and "Redis down at start" in `docs/cookbook.md`.
 //!
 //! `cargo run --example http_server [URL]` starts three servers, one with a Redis that is away and
 //! one with a Redis that hangs, and visits them.
