@@ -23,7 +23,7 @@ const NAME: &str = "example:stock:42";
 const THREADS: usize = 4;
 /// How long a visitor may wait for an answer, whatever happens.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The part of that for the lock, which leaves time for a request that gets no reply.
+/// How long a call may wait for the lock, which leaves time for a request that gets no reply.
 const WAIT: Duration = Duration::from_millis(100);
 const IO_TIMEOUT: Duration = Duration::from_millis(50);
 

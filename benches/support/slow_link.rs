@@ -151,7 +151,7 @@ struct Window {
 }
 
 impl Window {
-    /// Returns for how long nothing may be read.
+    /// Returns how long nothing may be read.
     fn closed_for(&mut self, round_trip: Duration) -> Option<Duration> {
         let now = Instant::now();
         if now >= self.ends {

@@ -156,7 +156,7 @@ fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<Name
     reports
 }
 
-/// Returns the kind of lock that the name is; `None` if it is free.
+/// Returns the kind of lock that is held under the name; `None` if the name is free.
 fn kind_of(report: &NameReport) -> Option<&'static str> {
     report.holds.first().map(|(held_as, _)| kind(*held_as))
 }

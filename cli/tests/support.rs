@@ -191,7 +191,7 @@ impl Running {
         self.wait().code().expect("it exits by itself")
     }
 
-    /// Waits for its end by a signal, and returns that.
+    /// Waits until a signal ends it, and returns that signal.
     #[cfg(unix)]
     #[track_caller]
     pub(crate) fn ending_signal(&mut self) -> i32 {

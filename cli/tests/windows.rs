@@ -216,7 +216,7 @@ fn paths_may_have_blanks_and_any_letters() {
     let name = format!("leasehold für 錠 {}", std::process::id());
     let folder = Folder(env::temp_dir().join(name));
     fs::create_dir_all(&folder.0).unwrap();
-    // Under wine, a library lies beside the program.
+    // Under wine, a library lies next to the program.
     for file in fs::read_dir(Path::new(PROGRAM).parent().unwrap()).unwrap() {
         let path = file.unwrap().path();
         if path == Path::new(PROGRAM) || path.extension().is_some_and(|kind| kind == "dll") {

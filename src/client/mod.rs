@@ -249,7 +249,7 @@ impl Client {
     /// let prices = client.rw_lock("prices");
     /// {
     ///     let _first = prices.read()?;
-    ///     let _second = prices.read()?; // beside the first
+    ///     let _second = prices.read()?; // alongside the first
     /// }
     /// let _writer = prices.write()?; // alone
     /// # Ok::<(), leasehold::Error>(())
@@ -558,7 +558,7 @@ impl Client {
     /// # Errors
     ///
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries.
+    ///   usable answer came; [`try_lock`](Client::try_lock) says how long the call retries.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Closed`](crate::Error::Closed): the client is closed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.

@@ -351,7 +351,8 @@ impl Survey {
     ///
     /// # Errors
     ///
-    /// The same as [`Client::ping`](crate::Client::ping), if the servers are not known.
+    /// The same as [`Client::ping`](crate::Client::ping), if the client cannot find out which
+    /// servers there are.
     pub fn servers(&self) -> Result<ServerReplies<ServerReport>> {
         let shared = &*self.shared;
         ask_servers(shared, |connection| {

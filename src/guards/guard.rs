@@ -71,8 +71,8 @@ impl<K> LockGuard<K> {
     ///
     /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
-    ///   call retries.
+    ///   usable answer came; [`Client::try_lock`](crate::Client::try_lock) says how long the call
+    ///   retries.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
     ///   the hold, or the client was closed while this call paused after a failure.

@@ -766,7 +766,7 @@ impl Source {
                     SIGTSTP | SIGTTIN | SIGTTOU => Received::Stop,
                     signal => Received::Signal(signal),
                 };
-                // In this order, so that the cancelled call finds the signal.
+                // Sent before the call is cancelled, so that the call finds the signal.
                 let is_received = sender.send(received).is_ok();
                 if signal != SIGCHLD {
                     canceller.cancel();
@@ -791,7 +791,7 @@ impl Source {
 
     /// Returns `true` if this process, too, has received the signal that has ended the command.
     ///
-    /// The receiver may get a key's signal only after the command's end.
+    /// The receiver may not get the signal of a key until the command has ended.
     fn has_received(&self, signal: i32) -> bool {
         self.flags.iter().any(|(it, flag)| *it == signal && flag.load(Ordering::SeqCst))
     }

@@ -171,7 +171,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// If Windows does not say.
+    /// If Windows does not report it.
     pub(crate) fn has_others(&self) -> io::Result<bool> {
         let Some(job) = &self.job else { return Ok(false) };
         let processes = job.query_process_id_list().map_err(io::Error::other)?;
@@ -280,7 +280,7 @@ impl Source {
             loop {
                 for (signal, flag) in &flags {
                     if flag.swap(false, Ordering::SeqCst) {
-                        // In this order, so that the cancelled call finds the signal.
+                        // Sent before the call is cancelled, so that the call finds the signal.
                         received.send(Received::Signal(*signal)).ok();
                         canceller.cancel();
                     }
