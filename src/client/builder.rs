@@ -423,11 +423,11 @@ impl Builder {
         self
     }
 
-    /// Sets how old a connection may become, of the pool or for renewals, wake-ups and quorums, so
-    /// that all of them eventually follow a host name or an address to another server. It is
-    /// replaced at its first use after four fifths of that time. An idle connection of the pool is
-    /// closed up to 30 s after that time; the others are kept until their successors are open.
-    /// `None` means no limit.
+    /// Sets how old a connection may become, whether of the pool or for renewals, wake-ups or
+    /// quorums, so that all of them eventually follow a host name or an address to another server.
+    /// It is replaced at its first use after four fifths of that time. An idle connection of the
+    /// pool is closed up to 30 s after that time; the others are kept until their successors are
+    /// open. `None` means no limit.
     ///
     /// If a host name has another address when a connection is opened, all connections to the old
     /// one are replaced at once.

@@ -822,7 +822,7 @@ pub(crate) fn end_by(signal: i32) {
     if id() == 1 {
         return;
     }
-    // The command may have left a core dump, but this process has no fault.
+    // The command may have left a core dump, but there is nothing to debug in this process.
     let maximum = getrlimit(Resource::Core).maximum;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum }).ok();
     // That limit does not apply to a core dump that the system passes to another program.
