@@ -262,7 +262,7 @@ fn the_end_of_the_command_is_noticed_at_once() {
     let times = (0..5).map(|_| {
         let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
         assert_eq!(running.next(), "holds");
-        // The program also looks at the command itself, every second. It has just done so.
+        // The program also checks on the command every second. It has just done so.
         thread::sleep(Duration::from_secs(1));
         let end = Instant::now();
         running.close_input();

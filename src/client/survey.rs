@@ -197,7 +197,7 @@ impl Survey {
     ///
     /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     pub fn end_holds(&self, name: &str) -> Result<usize> {
-        // By their owners: a hold that begins after this reply is left alone.
+        // Ended by their owners, so that a hold that begins after this reply is left alone.
         let holds = ask_about(&self.shared, name)?.holds;
         let of = holds.len();
         let mut ended = 0;
