@@ -38,7 +38,7 @@ use crate::config::url::apply;
 /// ```
 impl<'de> Deserialize<'de> for Builder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // If asked for a map, a format would quote a URL that it finds instead in its error.
+        // If asked for a map but given a URL, a format would quote the URL in its error.
         deserializer.deserialize_any(BuilderVisitor)
     }
 }
