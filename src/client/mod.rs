@@ -551,9 +551,9 @@ impl Client {
     }
 
     /// Checks that locks can be acquired, and returns how long that took. The server executes
-    /// everything that a lock needs, for a name of its own, and keeps nothing of it. So a missing
-    /// permission, a full server or a replica is an error, too. Blocks for the reply: of one
-    /// server, of a node of a cluster, or of a majority of independent servers.
+    /// everything that a lock needs, for a name that nothing else uses, and keeps nothing. So a
+    /// missing permission, a full server or a replica is an error, too. Blocks for the reply: of
+    /// one server, of a node of a cluster, or of a majority of independent servers.
     ///
     /// # Errors
     ///
