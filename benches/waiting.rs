@@ -37,7 +37,7 @@ mod support;
 
 const NAME: &str = "the lock";
 
-/// A key, and a channel, for the same without a library.
+/// The key, and the channel, of the same measurement without a library.
 const BARE: &str = "bare";
 
 /// The script that frees the lock and wakes the other process, and the one that takes it there:
