@@ -11,9 +11,9 @@
 //!
 //! In the table after these, readers and a writer want one read-write lock. Neither may starve the
 //! other. In the last one, clients with `pollers` share a lock with programs that poll for it. Each
-//! *side* should get at least half of its part by threads. Both have the lock for the same time, so
-//! with empty holds, a poller that never pauses has it more often: it needs less time for each than
-//! two clients, between which the lock goes over.
+//! *side* should get at least half of the part that its number of threads suggests. Both sides have
+//! the lock for the same time. With empty holds, a poller that never pauses therefore has it more
+//! often: it needs less time for a hold than two clients that pass the lock to each other.
 
 use std::any::Any;
 use std::fmt;
@@ -143,7 +143,7 @@ fn readers(plan: &Plan, server: &Server) {
     }
 }
 
-/// The pollers beside two clients, and their pauses between two attempts.
+/// The pollers alongside two clients, and their pauses between two attempts.
 const POLLERS: [(u32, Duration); 4] = [
     (1, Duration::ZERO),
     (2, Duration::from_millis(5)),
@@ -151,8 +151,8 @@ const POLLERS: [(u32, Duration); 4] = [
     (8, Duration::from_millis(20)),
 ];
 
-/// Measures two clients beside programs that poll for their lock, and prints a table with a row for
-/// each length of the hold and each kind of crowd.
+/// Measures two clients alongside programs that poll for their lock, and prints a table with a row
+/// for each length of the hold and each kind of crowd.
 fn pollers(plan: &Plan, server: &Server) {
     let title = "2 clients beside programs that poll";
     table::head(&[title, "locks/s", "share of the pollers", "by threads", "least side ÷ its part"]);
@@ -400,7 +400,7 @@ fn sorted(times: impl Iterator<Item = u64>) -> Vec<u64> {
     times
 }
 
-/// Returns the time that this percentage is shorter than.
+/// Returns the time below which this percentage lies.
 fn of_rank(sorted: &[u64], percent: usize) -> Duration {
     Duration::from_nanos(sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0))
 }

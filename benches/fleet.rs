@@ -29,7 +29,7 @@ const FLEET: u32 = 10_000;
 const THREADS: u32 = 4;
 
 /// How long a busy thread pauses after each lock for each client of the fleet, so that a fleet of
-/// any size takes no more locks than one server can bear.
+/// any size takes no more locks than one server can handle.
 const BUSY_PAUSE: Duration = Duration::from_micros(400);
 
 /// How long a busy client waits for a connection or a reply: thousands of threads share the cores.

@@ -1,11 +1,11 @@
 //! # Kept locks
 //!
 //! The cost to other clients of a client that keeps its locks. The first table has the time from
-//! the call of another process until it holds a kept lock, and from the drop of a guard of a plain
-//! lock until a process that waits for it does. The call has a longer way: it wakes the server,
-//! which finds the lock kept, and the thread of the keeper that listens, before the release is
-//! sent. The second table has two processes that lock one name in turn, where keeping is useless:
-//! after a few recalls the client stops keeping that name.
+//! the call of another process until it holds a kept lock, and from the drop of the guard of a
+//! plain lock until a waiting process holds that. The call takes a longer path: it wakes the
+//! server, which finds the lock kept, and then the listening thread of the keeper, before the
+//! release is sent. The second table has two processes that lock one name in turn, where keeping is
+//! useless: after a few recalls the client stops keeping that name.
 
 use std::thread;
 use std::time::{Duration, Instant};

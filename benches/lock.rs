@@ -133,8 +133,8 @@ fn lock_and_unlock(client: &Client) {
     client.lock("alone").expect("it is free").unlock().expect("it is still held");
 }
 
-/// Where waking a thread is cheap, client and server share a core. Nothing happens at the same time
-/// then, and a cycle takes as long as its work.
+/// Where waking a thread is cheap, client and server share a core. So nothing runs in parallel, and
+/// a cycle takes as long as its work.
 fn goal_near(rival: &str, is_dear: bool) -> Option<f64> {
     let (dear, cheap) = match rival {
         "lock + drop" | "nested lock + drop" => (0.60, Some(0.95)),

@@ -1,8 +1,8 @@
 //! # A quorum of five servers
 //!
 //! One thread locks and unlocks one name on five independent servers. The rows are compared with
-//! bare connections to all five that decide nothing and do not wait for their releases: that much
-//! work is needed to ask five servers. *2 hang*: two of the five accept requests and never answer,
+//! bare connections to all five, which decide nothing and do not wait for their releases: the least
+//! work that asking five servers takes. *2 hang*: two of the five accept requests and never answer,
 //! which must cost nothing.
 
 use leasehold::Client;

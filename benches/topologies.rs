@@ -1,6 +1,6 @@
 //! # Cluster, sentinels and replicas
 //!
-//! One thread locks and unlocks one name with `unlock`, so that replies are waited for. A Redis
+//! One thread locks one name and releases it with `unlock`, which waits for the reply. A Redis
 //! Cluster is compared with one server. A master that sentinels name is compared with the same
 //! master at a known address: its replicas cost the same either way. *The same on a replica* waits
 //! until one of the two replicas has each lock.

@@ -9,8 +9,8 @@
 //! - *released in one process, held in another*: from the drop of the guard until `lock` returns in
 //!   a process that sleeps in it. *The same commands, bare*: two scripts with the same commands and
 //!   a message between them, from bare connections and threads that block.
-//! - *threads that wait for one name*: more threads than anyone has, which all get the lock once.
-//!   The program fails if they need more requests or connections than the goals say.
+//! - *threads that wait for one name*: more threads than any real program has, each of which gets
+//!   the lock once. The program fails if they need more requests or connections than the goals say.
 //! - *8 threads that wait for a name held elsewhere*: what waiting itself costs.
 
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ mod support;
 
 const NAME: &str = "the lock";
 
-/// A key, and a channel, for the same without a library.
+/// The key, and the channel, of the same measurement without a library.
 const BARE: &str = "bare";
 
 /// The script that frees the lock and wakes the other process, and the one that takes it there:
@@ -222,7 +222,7 @@ fn release_once(server: &Server, client: &Client, other: &mut Partner) -> f64 {
     Duration::from_nanos(held.saturating_sub(released)).as_secs_f64()
 }
 
-/// Returns a client that asks again by itself only after half a minute, without a mechanism.
+/// Returns a client that retries by itself only after half a minute, without one of the mechanisms.
 fn sleepy_without(mechanism: &str) -> Builder {
     match mechanism {
         "nothing" => sleepy(),

@@ -1,7 +1,7 @@
 //! A lock that one process uses again and again, and that another client wants only now and then.
 //!
 //! Measures locking with and without `keep`, and then lets another client take the lock. See "A
-//! lock that one process uses again and again" in `docs/cookbook.md`.
+//! cached lock" in `docs/cookbook.md`.
 //!
 //! `cargo run --example cached_lock [URL]`
 

@@ -1,7 +1,7 @@
 //! A configuration that many threads keep reading and one changes now and then.
 //!
-//! Its parts belong together: a reader must not see the new host with the old port. See "A
-//! configuration that is mostly read" in `docs/cookbook.md`.
+//! Its parts belong together: a reader must not see the new host with the old port. See "Readers
+//! and a writer" in `docs/cookbook.md`.
 //!
 //! `cargo run --example configuration [URL]`
 

@@ -36,7 +36,7 @@ fn lock_both(url: &str, process: &'static str, [first, second]: [&str; 2]) -> Re
     let client = Client::builder()
         .deadlock(Deadlock::Fail)
         .on_event(move |event| {
-            // As the log has it in words, once for each process.
+            // The log says the same in words, once for each process.
             if let Event::Deadlock { names, clients, .. } = event {
                 for (name, client) in names.iter().zip(clients) {
                     println!("{process} learns: {client} waits for {name}");
@@ -48,7 +48,7 @@ fn lock_both(url: &str, process: &'static str, [first, second]: [&str; 2]) -> Re
     loop {
         let guard = client.lock(first)?;
         println!("{process} holds {first}");
-        // So that each of them has one, the first time.
+        // The first time, wait until each process has one lock.
         while !failed && !client.mutex(second).is_locked()? {
             thread::sleep(Duration::from_millis(10));
         }
@@ -60,7 +60,7 @@ fn lock_both(url: &str, process: &'static str, [first, second]: [&str; 2]) -> Re
             Err(error @ Error::Deadlock { .. }) => {
                 println!("{process} gives way: {error}");
                 failed = true;
-                // First of all, so that the other one can go on.
+                // First of all, so that the other process can go on.
                 drop(guard);
                 let random = RandomState::new().hash_one(process) % 100;
                 thread::sleep(Duration::from_millis(random));

@@ -1,4 +1,4 @@
-//! A program that says what it holds and waits for: over HTTP, beside its metrics, and on stderr.
+//! A program that says what it holds and waits for: over HTTP, next to its metrics, and on stderr.
 //!
 //! See "What a program holds and waits for" in `docs/cookbook.md`.
 //!

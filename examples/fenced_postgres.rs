@@ -1,7 +1,7 @@
 //! A holder that is paused for longer than its lease, and a PostgreSQL that rejects its late write.
 //!
-//! The holder checks `is_held()` just before the write, and is paused right after the check. See "A
-//! fenced write to PostgreSQL" in `docs/cookbook.md`.
+//! The holder checks `is_held()` just before the write, and is paused right after the check. See
+//! "PostgreSQL with fences" in `docs/cookbook.md`.
 //!
 //! `cargo run --example fenced_postgres [URL]` starts its own PostgreSQL, and two processes.
 

@@ -1,6 +1,6 @@
 //! An HTTP server whose handlers lock: its replies when the lock is held, and when Redis is away.
 //!
-//! See "An HTTP server" and "Redis is down when we start" in `docs/cookbook.md`.
+//! See "An HTTP server" and "Redis down at start" in `docs/cookbook.md`.
 //!
 //! `cargo run --example http_server [URL]` starts three servers, one with a Redis that is away and
 //! one with a Redis that hangs, and visits them.
@@ -23,7 +23,7 @@ const NAME: &str = "example:stock:42";
 const THREADS: usize = 4;
 /// How long a visitor may wait for an answer, whatever happens.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The part of that for the lock, which leaves time for a request that gets no reply.
+/// How long a call may wait for the lock, which leaves time for a request that gets no reply.
 const WAIT: Duration = Duration::from_millis(100);
 const IO_TIMEOUT: Duration = Duration::from_millis(50);
 

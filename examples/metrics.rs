@@ -36,8 +36,8 @@ fn main() -> Result<(), Error> {
     };
     work(&client)?;
 
-    // Events are delivered on a thread of their own, and another has found the lease lost. A
-    // metrics server just takes whatever is there.
+    // Events are delivered on a thread of their own, and it was another thread that found the lease
+    // lost, so wait for both. A metrics server just takes whatever is there.
     let deadline = Instant::now() + Duration::from_secs(10);
     let is_told = |stats: Stats| stats.lost == 1 && metrics.held.count() == stats.released;
     while !is_told(client.stats()) {
@@ -78,7 +78,7 @@ fn work(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// The numbers that only events tell. The rest is in [`Stats`].
+/// The numbers that only events provide. The rest is in [`Stats`].
 #[derive(Default)]
 struct Metrics {
     waited: Histogram,
@@ -111,8 +111,8 @@ impl Metrics {
                 }
                 *contended.entry(name.clone()).or_default() += 1;
             }
-            // The duration of a call that found the lock free is not a wait for it. It may be an
-            // outage.
+            // The duration of a call that found the lock free is not a wait for it, and may be due
+            // to an outage.
             Event::Acquired { name, waited, .. } if self.end_contended(name) => {
                 self.waited.observe(*waited);
             }

@@ -1,7 +1,7 @@
 //! Order numbers that no two orders share, from many threads of many processes.
 //!
-//! First the fence is the number, then a counter in a file that only the holder reads and writes,
-//! for numbers without gaps. See "Unique order numbers" in `docs/cookbook.md`.
+//! The first numbers are fences. The others, which have no gaps, come from a counter in a file that
+//! only the holder reads and writes. See "Unique order numbers" in `docs/cookbook.md`.
 //!
 //! `cargo run --example order_numbers [URL]`
 

@@ -70,7 +70,7 @@ fn two_tasks(mutex: &Mutex) -> Result<Vec<u32>> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread starts");
     let task = |_| {
         let guard = mutex.lock()?;
-        rayon::yield_now(); // Runs the other task, if that has not begun.
+        rayon::yield_now(); // Runs the other task, if it has not begun.
         Ok(guard.depth())
     };
     pool.install(|| (0..2).into_par_iter().map(task).collect())

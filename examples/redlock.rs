@@ -28,7 +28,7 @@ fn main() -> Result<(), Error> {
     };
     let urls: Vec<_> = servers.iter().map(Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    // A server that hangs must not keep a call for longer than the first lock lasts there.
+    // The calls that wait for the server that hangs must end before the first lock expires there.
     let (lease, io_timeout) = (Duration::from_secs(10), Duration::from_millis(500));
     let client = Client::builder().lease(lease).io_timeout(io_timeout).open_redlock(&urls)?;
 

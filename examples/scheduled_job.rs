@@ -1,6 +1,6 @@
 //! A job that clocks start on several machines, and that only one of them runs at each tick.
 //!
-//! See "A scheduled job on one of several machines" in `docs/cookbook.md`.
+//! See "A scheduled job" in `docs/cookbook.md`.
 //!
 //! `cargo run --example scheduled_job [URL] [--plain]`. Two processes play the machines. The job
 //! takes less time than their clocks differ. The example counts the runs and fails unless each tick

@@ -1,6 +1,6 @@
 //! A cached page that one server rebuilds while the others serve the old one.
 //!
-//! See "A cache that one rebuilds" in `docs/cookbook.md`.
+//! See "Rebuilding a cache" in `docs/cookbook.md`.
 //!
 //! `cargo run --example stale_cache [URL]`
 
@@ -25,7 +25,7 @@ const REBUILD: Duration = Duration::from_millis(300);
 
 fn main() -> Result<()> {
     let redis = Redis::find(env::args().nth(1));
-    // With a Redis that hangs or restarts, no visitor waits who could have the old page.
+    // Even while Redis hangs or restarts, visitors who could have the old page do not wait.
     let builder = Client::builder().wait(Duration::from_secs(10)).io_timeout(IO_TIMEOUT);
     let builder = builder.retry_window(Duration::from_millis(500));
     let client = support::open(redis.as_ref(), builder)?;

@@ -113,7 +113,7 @@ mod tests {
         server.set_delay(Duration::MAX);
         assert!(matches!(stock.sell(&client, |_| ()), Err(Error::Unavailable { .. })));
         server.set_delay(Duration::ZERO);
-        // The remains of the failed call at the server are cleaned up.
+        // Whatever the failed call left at the server is cleaned up.
         other.lock("stock")?.unlock()?;
         assert_eq!(stock.sell(&other, |_| ())?, Sale::Sold { left: 0 });
         Ok(())

@@ -1,7 +1,7 @@
 //! A web server that locks what a visitor has ordered, and a worker that releases the lock when the
 //! order is done, perhaps on another machine.
 //!
-//! See "A lock that travels with a job" in `docs/cookbook.md`.
+//! See "A lock in a queue" in `docs/cookbook.md`.
 //!
 //! `cargo run --example tickets [URL]`. A second process plays the worker, and its standard input
 //! the queue.

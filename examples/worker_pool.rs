@@ -1,7 +1,7 @@
 //! Long jobs from a queue, each under the lock of its account. A job stops at once if its lock is
 //! lost.
 //!
-//! See "A long job that stops when its lock is lost" in `docs/cookbook.md`.
+//! See "A long job" in `docs/cookbook.md`.
 //!
 //! `cargo run --example worker_pool [URL]`. A job takes longer than a lease, so every job depends
 //! on renewal. Halfway through the first job, an "operator" ends its hold. The worker is notified

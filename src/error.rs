@@ -84,7 +84,7 @@ pub enum Error {
         /// The failure of the last renewal, if the lock was lost because none succeeded in time.
         last_failure: Option<Arc<dyn StdError + Send + Sync>>,
         /// Whether the call was for a nested level: this thread still has a guard of the lost hold,
-        /// and cannot get the lock again before that is dropped.
+        /// and cannot get the lock again until that guard is dropped.
         nested: bool,
     },
     /// Too few of several independent servers agreed, because others could not be reached or did
@@ -106,9 +106,9 @@ pub enum Error {
     /// Too few replicas or disks acknowledged the lock. The lock was released again; if this was a
     /// nested level, only that level was undone. See [`Durability`](crate::Durability).
     ///
-    /// With several independent servers, a majority granted the lock, but too few of them had it
-    /// acknowledged. `server`, `acked` and `required` then describe one server: the one with the
-    /// fewest acknowledgements in the best majority.
+    /// With several independent servers, a majority granted the lock, but too few of them reached
+    /// the required durability. `server`, `acked` and `required` then describe one server: the one
+    /// with the fewest acknowledgements in the best majority.
     #[non_exhaustive]
     NotReplicated {
         /// The name of the lock.
@@ -121,7 +121,7 @@ pub enum Error {
         required: u32,
     },
     /// The server refused the request and would refuse it again: a permission is missing, the
-    /// password is wrong, or it is out of memory.
+    /// password is wrong, or the server is out of memory.
     #[non_exhaustive]
     Redis {
         /// What was attempted, such as `acquire lock "stock:42"`.
@@ -192,8 +192,8 @@ impl Error {
     }
 
     /// Returns `true` if a server may have executed the request, or may still do so, because the
-    /// reply to some attempt was lost, late or inconclusive. Whatever the request has acquired is
-    /// then being released in the background.
+    /// reply to some attempt was lost, late or inconclusive. Anything that the request acquired is
+    /// then released in the background.
     #[must_use]
     pub fn may_have_executed(&self) -> bool {
         match self {
@@ -204,7 +204,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` if an outage or a refusal of a server is the cause.
+    /// Returns `true` if an outage or a refusal by a server is the cause.
     pub(crate) fn is_failure(&self) -> bool {
         matches!(
             self,
@@ -312,7 +312,7 @@ impl fmt::Display for Error {
 pub(crate) fn lasts(source: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(source);
     while let Some(cause) = next {
-        // The system has errors of the same kind, about other things.
+        // The operating system reports other errors of the same kind.
         if let Some(error) = cause.downcast_ref::<io::Error>()
             && error.kind() == LASTING
             && error.get_ref().is_some()

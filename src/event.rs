@@ -65,7 +65,7 @@ pub enum Event {
         held: Duration,
         /// The line of the program that acquired it.
         place: &'static Location<'static>,
-        /// The name of the thread that acquired it, if that has one.
+        /// The name of the thread that acquired it, if the thread has one.
         thread: Option<String>,
         /// The [note](crate::Mutex::note) of the hold, if it has one.
         note: Option<String>,

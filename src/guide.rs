@@ -4,9 +4,9 @@
 
 #![cfg_attr(docsrs, doc(auto_cfg = false))]
 
-// The pages are also read as files. At its end, each defines where its links lead there. `links.md`
-// defines the same labels for this documentation and comes first, because the first definition of a
-// label counts.
+// The pages are also read as files, so each one defines, at its end, where its links lead among the
+// files. `links.md` defines the same labels for this documentation and comes first, because the
+// first definition of a label counts.
 macro_rules! pages {
     ($($(#[doc = $summary:literal])* $name:ident = $file:literal;)*) => {$(
         $(#[doc = $summary])*
@@ -26,9 +26,9 @@ pages! {
     deployment = "deployment.md";
     /// Why a hash, Lua, tenures, offers and a clock as the fence? What was tried and dropped?
     design = "design.md";
-    /// What is this option of consul lock here?
+    /// What replaces this option of consul lock?
     from_consul_lock = "from-consul-lock.md";
-    /// What is this option of flock(1) here?
+    /// What replaces this option of flock(1)?
     from_flock = "from-flock.md";
     /// What is promised for each fault, what is not, and which test shows it?
     guarantees = "guarantees.md";

@@ -155,10 +155,10 @@
 //! # Threads and connections
 //!
 //! To each server, a client opens up to [`pool_size`](Builder::pool_size) connections, which are in
-//! use only while a request is in flight; one connection for renewals, from the first lock on that
-//! is held for longer than a moment, and with a [`Durability`] another for clean-up; and one for
-//! wake-ups, once it listens to other clients: from its first wait for one, or from its first use
-//! of [`keep`](Builder::keep) or [`wanted`](Guard::wanted).
+//! use only while a request is in flight; one connection for renewals, opened with the first lock
+//! that is held for longer than a moment, and with a [`Durability`] another for clean-up; and one
+//! for wake-ups, once it listens to other clients: from its first wait for one, or from its first
+//! use of [`keep`](Builder::keep) or [`wanted`](Guard::wanted).
 //!
 //! A client has one thread that renews leases and one that serves the pool. A third listens for
 //! wake-ups, as above. A fourth calls user code: the [`on_event`](Builder::on_event) callback, the
@@ -182,9 +182,9 @@
 //! - A release that fails, or gets no reply within `io_timeout`, is reported as
 //!   [`Event::ReleaseFailed`] and repeated in the background. Until that succeeds, calls of this
 //!   client for the lock either acquire it or fail with [`Error::Unavailable`].
-//! - A drop waits only for room in the socket and, if no connection is open, until one is: for one
-//!   `io_timeout` at most. It writes the release itself, so the program may exit right after. Only
-//!   if other threads are using all connections of the pool does it leave the release to them.
+//! - A drop waits only for room in the socket and, if no connection is open, for one to open: for
+//!   one `io_timeout` at most. It writes the release itself, so the program may exit right after.
+//!   Only if other threads are using all connections of the pool does it leave the release to them.
 //! - Dropping the last clone or guard of a client waits for the replies to all releases, for at
 //!   most one `io_timeout`. Guards in statics are never dropped, and `std::process::exit` drops
 //!   nothing. A request for a lock that is still on its way then, because the network delays it,

@@ -69,7 +69,7 @@ pub struct Stats {
     /// The renewals that began to fail: [`RenewalFailing`](crate::Event::RenewalFailing). Retries
     /// do not count until a renewal of that lease succeeds again.
     pub failed_renewals: u64,
-    /// The messages received from other clients that a lock may be free.
+    /// The messages received from other clients saying that a lock may be free.
     pub wakeups: u64,
     /// The locks that were acquired at the end of a pause during which no wake-up had come,
     /// although the holder's lease could not have ended yet: the other client released the lock,

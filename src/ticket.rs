@@ -1,4 +1,4 @@
-//! The ticket that passes a hold from one guard to another, perhaps of another process, and its
+//! The ticket that passes a hold from one guard to another, perhaps in another process, and its
 //! text.
 
 use std::fmt::{self, Write};

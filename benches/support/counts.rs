@@ -33,7 +33,7 @@ impl Counts {
         self.scripts == 2 * u64::from(self.cycles) && self.pings == 0
     }
 
-    /// Prints the counts beside the allocations of as many cycles of raw.
+    /// Prints the counts next to the allocations of as many cycles of raw.
     pub(crate) fn print(&self, raw_allocations: u64) {
         let Self { cycles, scripts, pings, allocations, renewer_switches } = *self;
         table::head_of_facts(&format!("lock + `unlock`, {cycles} cycles"));

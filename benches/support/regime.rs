@@ -17,7 +17,7 @@ use super::turns::quartiles;
 const ROUNDS: u32 = 20;
 const CYCLES: u32 = 20;
 
-/// From this ratio on, wake-ups count as expensive: a raw cycle takes so much longer with a reader
+/// Wake-ups count as expensive if a raw cycle takes at least this many times as long with a reader
 /// that sleeps.
 const DEAR: f64 = 2.0;
 

@@ -111,7 +111,7 @@ fn forward(client: OwnedFd, server: u16, one_way: Duration, window: usize) -> io
 }
 
 /// Blocks until the parent has ended. The parent never writes to the pipe, but its end of the pipe
-/// is closed when it ends, in whatever way.
+/// is closed when it ends, however that happens.
 fn end_with_parent() {
     let ended = io::stdin().read(&mut [0]);
     process::exit(i32::from(ended.is_err()));
@@ -151,7 +151,7 @@ struct Window {
 }
 
 impl Window {
-    /// Returns for how long nothing may be read.
+    /// Returns how long nothing may be read.
     fn closed_for(&mut self, round_trip: Duration) -> Option<Duration> {
         let now = Instant::now();
         if now >= self.ends {

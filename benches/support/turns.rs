@@ -56,7 +56,7 @@ pub(crate) fn in_turn<R, T>(
     let mut outcomes: Vec<_> = rivals.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds as usize {
         for step in 0..rivals.len() {
-            // The order varies, so that no rival always runs first or after the same other one.
+            // The order varies, so that no rival always runs first, or always after the same rival.
             let step = if round % 2 == 0 { step } else { rivals.len() - 1 - step };
             let next = (round + step) % rivals.len();
             outcomes[next].push(turn(&mut rivals[next]));

@@ -319,8 +319,8 @@ pub(crate) struct HowToAcquire {
     /// What `show` calls this client.
     #[arg(long, value_name = "LABEL")]
     pub(crate) label: Option<String>,
-    /// Why the lock is held, such as a ticket or a URL: `show`, `ls` and whoever waits for the lock
-    /// see it. At most 256 bytes.
+    /// Why the lock is held, such as a ticket or a URL: `show`, `ls` and waiting clients see it. At
+    /// most 256 bytes.
     #[arg(long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
     /// The exit status if the lock could not be acquired in time.
@@ -342,7 +342,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) how: HowToAcquire,
     /// Keep the lock taken for at least this long, even if the command ends earlier. It should be
-    /// longer than the clocks of the hosts may differ, plus the time for which they wait.
+    /// longer than the difference between the clocks of the hosts plus the time for which they
+    /// wait.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
     pub(crate) hold_at_least: Option<Duration>,

@@ -54,7 +54,8 @@ impl ReceivedSignals {
     ///
     /// # Errors
     ///
-    /// If a signal is received. Then this returns soon afterwards, whatever the thread still does.
+    /// If a signal is received. In that case this returns soon afterwards, even if the thread is
+    /// still working.
     pub(crate) fn unless_received<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -140,7 +140,7 @@ pub(crate) fn end_own_holds(client: &Client, name: &str) -> leasehold::Result<()
     Ok(())
 }
 
-/// Rewords the error of a question: the user asked for a lock.
+/// Rewords the error of a question, because the user asked for a lock.
 fn not_connected(mut error: Error, name: &str) -> Error {
     if let Error::NoQuorum { attempt, .. }
     | Error::Redis { attempt, .. }

@@ -150,8 +150,8 @@ pub(crate) fn require_stdout() -> Result<(), ExitError> {
 fn is_stdout_closed() -> io::Result<bool> {
     let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let is_null = stdout.metadata()?.rdev() == fs::metadata("/dev/null")?.rdev();
-    // A shell opens `/dev/null` only for writing. In place of a closed descriptor, Rust has opened
-    // it for reading too.
+    // A shell opens `/dev/null` only for writing. In place of a closed descriptor, Rust opens it
+    // for reading too.
     Ok(is_null && stdout.read(&mut [0]).is_ok())
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn say_plainly(text: &str) {
 pub(crate) fn write_err(text: String) {
     match STDERR.get_or_init(start_writer) {
         Some(outputs) => outputs.send(Output::Text(text)).unwrap_or_default(),
-        // The system has no thread to spare. Then no lock is held, either.
+        // The system cannot start a thread. In that case no lock is held either.
         None => write_now(&text),
     }
 }
@@ -267,8 +267,8 @@ fn start_writer() -> Option<Sender<Output>> {
     if thread.is_ok() { Some(sender) } else { None }
 }
 
-/// Lets this thread write to the terminal, and set it, even if this process is in the background.
-/// Otherwise the system may stop the process.
+/// Lets this thread write to the terminal, and change its settings, even if this process is in the
+/// background. Otherwise the system may stop the process.
 #[cfg(unix)]
 pub(crate) fn not_stopped_by_output() -> io::Result<()> {
     let mut stop = SigSet::empty();

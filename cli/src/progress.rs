@@ -28,7 +28,7 @@ const CLEARING: Duration = Duration::from_millis(100);
 /// Moves to the start of the line, and clears it.
 #[cfg(unix)]
 const CLEAR: &str = "\r\x1b[K";
-/// A console of Windows might print the characters for that. This has a line of blanks.
+/// A console of Windows might print those control characters, so this writes a line of blanks.
 #[cfg(windows)]
 const CLEAR: &str = concat!(
     "\r                                        ",
@@ -109,7 +109,8 @@ fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<I
     }
 }
 
-/// Returns the holder of the lock, since when and for how long it holds it, and how many wait.
+/// Returns the holder of the lock, when the hold began, how much of the lease is left, and how many
+/// clients wait.
 fn describe(report: &NameReport) -> String {
     let mut text = String::new();
     if let Some((held_as, holder)) = report.holds.first() {
@@ -146,7 +147,7 @@ fn columns() -> Option<usize> {
     Some(tcgetwinsize(io::stderr()).ok()?.ws_col.into())
 }
 
-/// Windows has no safe call for it.
+/// Windows has no safe call for this.
 #[cfg(windows)]
 fn columns() -> Option<usize> {
     None

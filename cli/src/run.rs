@@ -25,7 +25,7 @@ const KILL_TIME: Duration = Duration::from_millis(50);
 /// would end it if another client waits from the start.
 const START_TIME: Duration = Duration::from_secs(1);
 
-/// How often to check whether the command has ended without a signal that says so.
+/// How often to check whether the command has ended without a signal to report it.
 const CHECK: Duration = Duration::from_secs(1);
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -89,7 +89,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<i32, ExitError> {
         }
         Ok(Ended::Lease { left }) => {
             let told = child.tell_to_end();
-            // A command that cannot be signalled has no use for the time.
+            // A command that cannot be signalled has no use for a grace period.
             let grace = if told.is_ok() { limits.grace(left) } else { Duration::ZERO };
             let is_last =
                 age_limit.is_some_and(|end| Instant::now() + left + limits.lease / 3 >= end);
@@ -114,7 +114,8 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<i32, ExitError> {
         Err(error) => Err(ExitError::system("wait for the command")(error)),
     };
     if stopped.is_err() {
-        // The command would continue without the lock. Whatever refuses this is reported already.
+        // The command would continue without the lock. Whatever refuses this has already been
+        // reported.
         child.end().ok();
     }
     child.clean_up(None);
@@ -217,14 +218,14 @@ struct Limits {
 }
 
 impl Limits {
-    /// Returns how much of the lease is left when the command must be told to end. Renewals begin
+    /// Returns how much of the lease must be left when the command is told to end. Renewals begin
     /// when two thirds are left, so at least one third remains for repeating them.
     fn margin(self) -> Duration {
         self.kill_after.saturating_add(KILL_TIME).min(self.lease / 3)
     }
 
-    /// Returns how much of the lease is left when it must have been renewed. If less is left at
-    /// first sight, this process was paused.
+    /// Returns how much of the lease is left when its renewal counts as overdue. If the first look
+    /// finds less, this process was paused.
     fn overdue(self) -> Duration {
         self.margin() + self.turn()
     }
@@ -234,9 +235,10 @@ impl Limits {
         self.lease / 6
     }
 
-    /// Returns how much of the lease is left when the command must be told to end, if `first` was
-    /// left when it was first seen to be overdue. After a pause, this thread may see that before
-    /// the lease could be renewed. A server that hangs takes no more than half of what is left.
+    /// Returns how much of the lease must be left when the command is told to end, if `first` was
+    /// left when the lease was first seen to be overdue. After a pause, this thread may see that
+    /// before the lease could be renewed. A server that hangs takes no more than half of what is
+    /// left.
     fn end(self, first: Duration) -> Duration {
         self.margin().min(first.saturating_sub(self.turn()).max(first / 2))
     }
@@ -319,7 +321,7 @@ fn stop(child: &mut Child, signals: &Receiver<Received>, grace: Duration) -> io:
             child.end()?;
         }
         if is_over && has_ended {
-            // Killed processes may still count until their parent has noticed.
+            // Killed processes still exist until their parent has waited for them.
             break;
         }
         let signal = signals.recv_timeout(LOOK).ok();

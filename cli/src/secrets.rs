@@ -1,4 +1,4 @@
-//! Hides passwords and tickets in messages. They may have slipped into any place of the command
+//! Hides passwords and tickets in messages. They may have slipped into any part of the command
 //! line, and errors repeat its words.
 
 use std::env;
@@ -29,8 +29,8 @@ pub(crate) fn hide_words(error: &mut clap::Error) {
     }
 }
 
-/// Returns `true` for a word with a sign of a URL, a part of one, or a ticket. It may be a part
-/// because a shell has split it at a blank.
+/// Returns `true` for a word that looks like a URL or a part of one, and for a ticket. A shell may
+/// have split a URL at a blank.
 fn may_be_secret(word: &str) -> bool {
     word.contains(['@', '?', '=']) || is_url_with_more(word) || word.parse::<Ticket>().is_ok()
 }
@@ -60,7 +60,7 @@ pub(crate) fn without_secrets(text: &str) -> String {
 }
 
 /// Hides words of the command line that a message quotes: names and labels. Only the whole text
-/// shows where a password ends, which may contain blanks.
+/// shows where a password ends, because passwords may contain blanks.
 fn hide_quoted(text: &str, words: impl Iterator<Item = String>) -> String {
     let mut text = text.to_owned();
     for word in words.filter(|word| is_url_with_more(word)) {

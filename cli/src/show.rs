@@ -112,7 +112,7 @@ fn has_node(survey: &Survey) -> bool {
 }
 
 /// Explains how to list names by their beginning if `--prefix`, the prefix of keys, was probably
-/// taken for that: there are such names with the usual prefix.
+/// taken for that, because there are such names with the usual prefix.
 fn explain_prefix(server: &ServerArgs) -> Result<(), ExitError> {
     let Some((start, server)) = server.without_prefix() else { return Ok(()) };
     let survey = server.open()?.survey();
@@ -156,7 +156,7 @@ fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<Name
     reports
 }
 
-/// Returns the kind of lock that the name is; `None` if it is free.
+/// Returns the kind of lock that is held under the name; `None` if the name is free.
 fn kind_of(report: &NameReport) -> Option<&'static str> {
     report.holds.first().map(|(held_as, _)| kind(*held_as))
 }
@@ -190,8 +190,7 @@ fn left(holder: &Holder) -> Option<Duration> {
     if holder.remaining == Duration::MAX { None } else { Some(holder.remaining) }
 }
 
-/// Returns how long ago a token was given out: it is the server's clock at that time, in
-/// microseconds.
+/// Returns how long ago a token was issued: it is the server's clock at that time, in microseconds.
 fn age(fence: u64) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_micros(fence))

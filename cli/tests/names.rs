@@ -270,7 +270,7 @@ fn names_are_listed_in_an_outage_as_far_as_they_are_known() {
         if full_coverage == "no" {
             nodes[1].kill();
         }
-        // Only with full coverage do the other nodes refuse to say who holds a name.
+        // The other nodes refuse to say who holds a name, but only with full coverage.
         let info = || nodes[0].ask::<String>(&["CLUSTER", "INFO"]);
         eventually(|| full_coverage == "no" || info().contains("cluster_state:fail"));
         let finished = finish(&mut without_server(&["ls", "--url", &url, "--json"]));

@@ -66,7 +66,7 @@ fn too_many_open_files_are_an_error_of_the_system() {
             shell.args(["-c", &script]).arg(env!("CARGO_BIN_EXE_leasehold"));
             finish(shell.env("REDIS_URL", url).stdin(Stdio::null())).code
         };
-        // One file more is used each time.
+        // One more file is used each time.
         let codes: Vec<_> = (4..50).map(code).take_while(|code| *code != 0).collect();
         assert!(codes.len() > 2 && codes.iter().all(|code| *code == 71), "{option} {codes:?}");
     }

@@ -126,7 +126,7 @@ fn a_login_without_the_right_to_ask_is_enough() {
     assert!(warns(&server, "INFO"));
 }
 
-/// As at a proxy that passes on little but scripts.
+/// As behind a proxy that passes on little but scripts.
 #[test]
 fn a_server_that_answers_few_questions_can_still_hold_locks() {
     let server = Server::redis();

@@ -63,7 +63,7 @@ fn a_signal_that_ends_the_command_is_the_exit_status() {
     assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
 }
 
-/// A shell ends its own loop then, as after the command alone.
+/// A shell then ends its own loop, as it does when the command runs without the program.
 #[test]
 fn a_received_signal_that_ends_the_command_ends_the_program_without_a_core_dump() {
     let server = Server::redis();
@@ -286,14 +286,14 @@ fn has_child(running: &Running) -> bool {
 fn a_signal_ends_the_release() {
     let server = Server::redis();
     let args = ["run", "a", "--", "sh", "-c", "echo ready; read line; exit 5"];
-    // It would be waited for longer than the test takes.
+    // The program would wait for the server for longer than the test takes.
     let url = format!("{}?retry_window=10m", server.url());
     let mut program = leasehold(&server, &args);
     let mut running = Running::start(program.env("REDIS_URL", url).stdin(Stdio::piped()));
     assert_eq!(running.next(), "ready");
     refuse_for_now(&server);
     running.close_input();
-    // A signal before that would be the command's.
+    // A signal before that would go to the command.
     eventually(|| !has_child(&running));
     let begin = Instant::now();
     running.signal(Signal::TERM);

@@ -191,7 +191,7 @@ impl Running {
         self.wait().code().expect("it exits by itself")
     }
 
-    /// Waits for its end by a signal, and returns that.
+    /// Waits until a signal ends it, and returns that signal.
     #[cfg(unix)]
     #[track_caller]
     pub(crate) fn ending_signal(&mut self) -> i32 {
@@ -247,7 +247,7 @@ pub(crate) fn has_containers() -> bool {
     has_them
 }
 
-/// Opens a client with a label, to hold locks beside the program.
+/// Opens a client with a label, to hold locks alongside the program.
 pub(crate) fn client(server: &Server) -> Client {
     Client::builder().label("tester").wait(SOON).open(&server.url()).expect("the server is up")
 }

@@ -203,7 +203,7 @@ fn a_command_is_not_started_after_a_pause_in_which_the_lease_has_ended() {
         guard.unlock().unwrap();
         let holder = || client.mutex("a").holder().unwrap();
         eventually(|| holder().is_some_and(|holder| holder.label != "tester"));
-        // It has got the reply.
+        // It has the reply by then.
         thread::sleep(Duration::from_millis(20));
         terminal.signal(Signal::STOP);
         let id = terminal.process.id();

@@ -1,5 +1,5 @@
-//! The program's own ways on Windows: the end of the command, keys, exit statuses, words of the
-//! command line, and paths.
+//! What differs on Windows: the end of the command, keys, exit statuses, words of the command line,
+//! and paths.
 
 use std::fs;
 use std::os::windows::process::CommandExt;
@@ -216,7 +216,7 @@ fn paths_may_have_blanks_and_any_letters() {
     let name = format!("leasehold für 錠 {}", std::process::id());
     let folder = Folder(env::temp_dir().join(name));
     fs::create_dir_all(&folder.0).unwrap();
-    // Under wine, a library lies beside the program.
+    // Under wine, a library lies next to the program.
     for file in fs::read_dir(Path::new(PROGRAM).parent().unwrap()).unwrap() {
         let path = file.unwrap().path();
         if path == Path::new(PROGRAM) || path.extension().is_some_and(|kind| kind == "dll") {
@@ -262,7 +262,7 @@ fn the_end_of_the_command_is_noticed_at_once() {
     let times = (0..5).map(|_| {
         let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
         assert_eq!(running.next(), "holds");
-        // The program also looks at the command itself, every second. It has just done so.
+        // The program also checks on the command every second. It has just done so.
         thread::sleep(Duration::from_secs(1));
         let end = Instant::now();
         running.close_input();

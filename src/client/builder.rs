@@ -423,11 +423,11 @@ impl Builder {
         self
     }
 
-    /// Sets how old a connection may become, of the pool or for renewals, wake-ups and quorums, so
-    /// that all of them eventually follow a host name or an address to another server. It is
-    /// replaced at its first use after four fifths of that time. An idle connection of the pool is
-    /// closed up to 30 s after that time; the others are kept until their successors are open.
-    /// `None` means no limit.
+    /// Sets how old a connection may become, whether of the pool or for renewals, wake-ups or
+    /// quorums, so that all of them eventually follow a host name or an address to another server.
+    /// It is replaced at its first use after four fifths of that time. An idle connection of the
+    /// pool is closed up to 30 s after that time; the others are kept until their successors are
+    /// open. `None` means no limit.
     ///
     /// If a host name has another address when a connection is opened, all connections to the old
     /// one are replaced at once.
@@ -531,7 +531,7 @@ impl Builder {
         self
     }
 
-    /// Sets after what time a hold of any kind is reported, once, while it lasts: as
+    /// Sets how long a hold of any kind may last before it is reported, once: as
     /// [`Event::HeldLong`](crate::Event::HeldLong), as a line in the log of level `WARN`, and in
     /// [`Stats::long_holds`](crate::Stats::long_holds). The report has the line of the program that
     /// acquired the lock, its thread, and the [note](Builder::note). The hold goes on;
@@ -602,16 +602,16 @@ impl Builder {
         self
     }
 
-    /// Sets whether other programs poll for the same keys, for example during a migration: `SET NX`
-    /// by hand, redis-py, rslock. They do not queue, and without this setting they rarely get a
-    /// lock that several clients want. Set it in every client that uses such a name, until the last
-    /// of these programs is gone.
+    /// Sets whether other programs poll for the same keys, for example during a migration:
+    /// hand-written `SET NX`, redis-py, rslock. They do not queue, and without this setting they
+    /// rarely get a lock that several clients want. Set it in every client that uses such a name,
+    /// until the last of these programs is gone.
     ///
-    /// The two sides then take turns of equal length. In the clients' turn, a released lock goes
-    /// from one to the next as always. The first release after it leaves the lock free, and for 20
-    /// ms only a program that polls can get it. If one does, their turn lasts until a client has
-    /// the lock again, and the clients' next turn lasts as long. If none does, the clients' turn is
-    /// 20 ms, or 100 ms if no polling program was seen for two seconds. A
+    /// The two sides then take turns of equal length. During the clients' turn, a released lock
+    /// goes from one to the next as always. The first release after that turn leaves the lock free,
+    /// and for 20 ms only a program that polls can get it. If one does, their turn lasts until a
+    /// client has the lock again, and the clients' next turn lasts as long. If none does, the
+    /// clients' turn is 20 ms, or 100 ms if no polling program was seen for two seconds. A
     /// [`try_lock`](crate::Client::try_lock) during the others' turn finds the lock held. While
     /// such a program has the lock, each waiting client asks for it about every two milliseconds,
     /// because no message announces that it is free. [Moving](crate::guide::moving) has more.
@@ -629,11 +629,11 @@ impl Builder {
     /// no later than the holder's lease. After failures, attempts are repeated with other pauses,
     /// of at most 500 ms.
     ///
-    /// This applies only until a message has shown that the client hears the server. After that,
-    /// the call tries again when a message says so, when the holder's lease is over, when messages
-    /// may have been missed, and otherwise after 10 s, whatever the backoff. A key that was deleted
-    /// by hand is therefore noticed within 10 s. Locks of other libraries are always tried with the
-    /// backoff.
+    /// This applies only until a message has shown that messages from the server arrive. After
+    /// that, the call tries again when a message says so, when the holder's lease is over, when
+    /// messages may have been missed, and otherwise after 10 s, whatever the backoff. A key that
+    /// was deleted by hand is therefore noticed within 10 s. Locks of other libraries are always
+    /// tried with the backoff.
     ///
     /// Defaults to 5 ms and 500 ms.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
@@ -778,8 +778,8 @@ impl Builder {
     /// A server that cannot provide the [`durability`](Builder::durability) is left out.
     ///
     /// No server counts twice. If two URLs turn out to lead to one server, opening fails. If that
-    /// shows only later, because the server did not answer at first, it is left out. The client
-    /// notices this only with permission for `INFO`.
+    /// becomes known only later, because a server did not answer at first, the second URL is left
+    /// out. The client notices this only with permission for `INFO`.
     ///
     /// # Errors
     ///

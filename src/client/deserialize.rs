@@ -38,7 +38,7 @@ use crate::config::url::apply;
 /// ```
 impl<'de> Deserialize<'de> for Builder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Asked for a map, a format would repeat a URL that stands in its place in an error.
+        // If asked for a map but given a URL, a format would quote the URL in its error.
         deserializer.deserialize_any(BuilderVisitor)
     }
 }

@@ -249,7 +249,7 @@ impl Client {
     /// let prices = client.rw_lock("prices");
     /// {
     ///     let _first = prices.read()?;
-    ///     let _second = prices.read()?; // beside the first
+    ///     let _second = prices.read()?; // alongside the first
     /// }
     /// let _writer = prices.write()?; // alone
     /// # Ok::<(), leasehold::Error>(())
@@ -551,14 +551,14 @@ impl Client {
     }
 
     /// Checks that locks can be acquired, and returns how long that took. The server executes
-    /// everything that a lock needs, for a name of its own, and keeps nothing of it. So a missing
-    /// permission, a full server or a replica is an error, too. Blocks for the reply: of one
-    /// server, of a node of a cluster, or of a majority of independent servers.
+    /// everything that a lock needs, for a name that nothing else uses, and keeps nothing. So a
+    /// missing permission, a full server or a replica is an error, too. Blocks for the reply: of
+    /// one server, of a node of a cluster, or of a majority of independent servers.
     ///
     /// # Errors
     ///
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries.
+    ///   usable answer came; [`try_lock`](Client::try_lock) says how long the call retries.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Closed`](crate::Error::Closed): the client is closed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
@@ -568,7 +568,8 @@ impl Client {
 
     /// Starts to listen to other clients now, rather than when a call first waits for one. After
     /// that, this client learns at once if an operator ends one of its holds, and not only at the
-    /// next renewal. Returns without waiting for the connection, of which each server has one.
+    /// next renewal. Opens a connection to each server in the background, and returns without
+    /// waiting for it.
     pub fn listen(&self) {
         status::listen(&self.shared);
     }

@@ -21,7 +21,7 @@ use crate::local::status::{HeldLock, WaitingCall};
 use crate::stats::Stats;
 use crate::store::hold_id::HeldAs;
 
-/// Serializes fields, each under its name, after a call that says of what.
+/// Serializes fields, each under its name, after the call that begins their struct or variant.
 macro_rules! fields {
     ($serializer:ident.$start:ident($($of:expr),+): $($field:ident $(= $value:expr)?),+) => {{
         let len = [$(stringify!($field)),+].len();

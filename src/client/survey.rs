@@ -111,10 +111,11 @@ impl WaitingCircle {
 /// `leasehold`](crate::guide::program) shows what it does here.
 ///
 /// It sees every client with the same [prefix](crate::Builder::prefix), in any process. Each method
-/// blocks for the replies of servers. An answer is already old when it comes: it says what was so
-/// when the server replied. Holds are ended as [`Mutex::force_unlock`](crate::Mutex::force_unlock)
-/// ends them, and a holder that does not listen may not notice until its next renewal. A client [in
-/// memory](crate::Client::in_memory) has no servers to scan, so it knows reports, but no names.
+/// blocks for the replies of servers. An answer may be outdated when it arrives: it describes the
+/// moment at which the server replied. Holds are ended as
+/// [`Mutex::force_unlock`](crate::Mutex::force_unlock) ends them, and a holder that does not listen
+/// may not notice until its next renewal. A client [in memory](crate::Client::in_memory) has no
+/// servers to scan: it reports on names, but lists none.
 ///
 /// ```
 /// use leasehold::{Client, HeldAs};
@@ -196,7 +197,7 @@ impl Survey {
     ///
     /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     pub fn end_holds(&self, name: &str) -> Result<usize> {
-        // By their owners: a hold that begins after this reply is left alone.
+        // Ended by their owners, so that a hold that begins after this reply is left alone.
         let holds = ask_about(&self.shared, name)?.holds;
         let of = holds.len();
         let mut ended = 0;
@@ -220,7 +221,7 @@ impl Survey {
         self.end(&report.name, *held_as, holder.owner.as_bytes(), report.holds.len())
     }
 
-    /// Ends the hold of an owner, where the name has this many.
+    /// Ends the hold of an owner of a name that has `of` holds.
     fn end(&self, name: &str, held_as: HeldAs, owner: &[u8], of: usize) -> Result<bool> {
         // Waiting clients are offered at most as many permits as were taken.
         let permits = u32::try_from(of).unwrap_or(u32::MAX);
@@ -234,9 +235,9 @@ impl Survey {
     ///
     /// # Errors
     ///
-    /// The same as for [`end_holds`](Survey::end_holds), also if too few servers list their names.
-    /// The holds before the error have ended. [`InvalidInput`](Error::InvalidInput) if the text is
-    /// empty.
+    /// The same as for [`end_holds`](Survey::end_holds), including when too few servers list their
+    /// names. Holds that it ended before the error stay ended.
+    /// [`InvalidInput`](Error::InvalidInput) if the text is empty.
     pub fn end_holds_of(&self, client: &str) -> Result<usize> {
         Error::require(!client.is_empty(), "client", "must not be empty")?;
         let mut ended = 0;
@@ -253,11 +254,11 @@ impl Survey {
         Ok(ended)
     }
 
-    /// Returns the circles of clients of which each waits for a name that the next one holds, and
-    /// the last one for one that the first holds: at least one circle for each client that is in
-    /// any. Scans all keys of all servers for names that clients wait for, and asks twice about
-    /// each name of a circle: the holds that are shown have lasted from the first reply to the
-    /// second.
+    /// Returns circles of clients. Each client waits for a name that the next one holds, and the
+    /// last one for a name that the first one holds. Every client that is in a circle is in at
+    /// least one of those returned. Scans all keys of all servers for names that clients wait for,
+    /// and asks twice about each name of a circle: the holds that are shown have lasted from the
+    /// first reply to the second.
     ///
     /// Circles are suspicions, not proofs. Redis knows clients, not their threads: a client with
     /// one thread that waits and another that works is not part of a deadlock. A deadlock within
@@ -280,15 +281,15 @@ impl Survey {
     ///
     /// # Errors
     ///
-    /// The same as for [`report`](Survey::report), also if too few servers list their keys.
+    /// The same as for [`report`](Survey::report), including when too few servers list their keys.
     pub fn circles(&self) -> Result<Vec<WaitingCircle>> {
         let keys = Keys::new(&self.shared.config.prefix);
         let queues = format!("{}*", Keys::queue_start());
         let waited_for = self.scan(&queues, |queue| keys.name_of_queue(queue))?;
         let reports = self.reports(unless_too_few(waited_for)?)?;
         let circles = circles(&waits(&reports));
-        // The names were read one after the other, so that a circle may be of waits that were never
-        // there at the same time. Waits that are there again have lasted all along.
+        // The names were read one after the other, so a circle may consist of waits that never
+        // existed at the same time. Waits that are found again have lasted all along.
         let names = circles.iter().flatten().map(|wait| wait.name.to_owned()).collect();
         let reports = self.reports(names)?;
         let still = waits(&reports);
@@ -350,7 +351,8 @@ impl Survey {
     ///
     /// # Errors
     ///
-    /// The same as [`Client::ping`](crate::Client::ping), if the servers are not known.
+    /// The same as [`Client::ping`](crate::Client::ping), if the client cannot find out which
+    /// servers there are.
     pub fn servers(&self) -> Result<ServerReplies<ServerReport>> {
         let shared = &*self.shared;
         ask_servers(shared, |connection| {
@@ -399,7 +401,7 @@ fn waits(reports: &[NameReport]) -> BTreeSet<ClientWait<'_>> {
     let mut waits = BTreeSet::new();
     for NameReport { name, holds, waiting, .. } in reports {
         for (held_as, holder) in holds {
-            // Released, it only stays taken; and a ticket waits for nothing.
+            // After a release the lock only stays taken, and a ticket waits for nothing.
             let is_in_use = holder.depth > 0 && !holder.detached;
             if !is_in_use || !matches!(held_as, HeldAs::Lock | HeldAs::Reader | HeldAs::Writer) {
                 continue;
@@ -420,7 +422,7 @@ fn circles<'a>(waits: &BTreeSet<ClientWait<'a>>) -> BTreeSet<Vec<ClientWait<'a>>
     }
     let mut found = BTreeSet::new();
     for start in by_client.keys() {
-        // By which wait each client was reached first, and from which client.
+        // The wait through which each client was first reached.
         let mut reached = BTreeMap::new();
         let mut next = VecDeque::from([*start]);
         while let Some(client) = next.pop_front()
@@ -539,7 +541,7 @@ fn ask<T: FromRedisValue>(
     ask_with(shared, connection, question, |failure| failure)
 }
 
-/// Like `ask`, with another meaning of failures.
+/// Like `ask`, but passes each failure through `meaning` first.
 fn ask_with<T: FromRedisValue>(
     shared: &Shared,
     connection: &mut Connection,

@@ -39,8 +39,8 @@ use crate::store::hold_id::HoldKind;
 pub type Election = LockHandle<Candidacy>;
 
 impl Election {
-    /// Returns this handle with terms of one hold each: `leader` shows the last token that was
-    /// given out, which must be the one of the current term.
+    /// Returns this handle with one hold per term, because `leader` shows the last token that was
+    /// issued, which must be that of the current term.
     pub(crate) fn without_tenure(mut self) -> Self {
         self.options_mut().tenure = Some(Duration::ZERO);
         self
@@ -70,8 +70,8 @@ impl Election {
         self.attempt(wait)?.ok_or_else(|| self.timed_out(wait, Some(HoldKind::Lock)))
     }
 
-    /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for
-    /// one round trip.
+    /// Attempts to become the leader without waiting. Returns `None` if there already is a leader.
+    /// Blocks for one round trip.
     ///
     /// # Errors
     ///

@@ -71,8 +71,8 @@ impl<K> LockGuard<K> {
     ///
     /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
-    ///   call retries.
+    ///   usable answer came; [`Client::try_lock`](crate::Client::try_lock) says how long the call
+    ///   retries.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
     ///   the hold, or the client was closed while this call paused after a failure.
@@ -81,7 +81,7 @@ impl<K> LockGuard<K> {
         hold_requests::verify(&self.held.shared, self.held.holds(), false)
     }
 
-    /// Renews the lease now, or each lease of a set, also with `renew(false)`, but not beyond
+    /// Renews the lease now, or each lease of a set, even with `renew(false)`, but not beyond
     /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 //! in `handle.rs`, and those of all guards in `guard.rs`. `kinds.rs` lists the kinds of both, and
 //! the other files add the methods of single kinds.
 
-// First, because documentation links a method that several kinds have, such as `lock` and `fence`,
-// to the first of them.
+// This module comes first, because documentation links a method that several kinds have, such as
+// `lock` and `fence`, to the first of them.
 pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod mutex;

@@ -77,9 +77,9 @@ impl Mutex {
     /// hold is lost, or its process dies before the release, the lock becomes free at the end of
     /// the lease, so set a lease of at least this time if that is too early. As with every release,
     /// the lock does not wait for replicas and disks, so a failover may leave it taken only for the
-    /// rest of the lease. If the server's clock is set back meanwhile, the lock is free at the
-    /// latest twice this time after a client next asks for it.
-    /// [`force_unlock`](Mutex::force_unlock) frees the lock at once.
+    /// rest of the lease. If the server's clock is set back meanwhile, the lock is free no later
+    /// than twice this time after a client next asks for it. [`force_unlock`](Mutex::force_unlock)
+    /// frees the lock at once.
     ///
     /// Meanwhile, [`holder`](Mutex::holder) shows the ended hold with a `depth` of 0.
     ///

@@ -12,14 +12,14 @@ use crate::store::hold_id::HoldKind;
 /// A read-write lock: any number of readers, or one writer. Created by
 /// [`Client::rw_lock`](crate::Client::rw_lock).
 ///
-/// Every writer has its own lease, and so have the readers of a client together: no holder blocks
-/// others for longer than that if it dies. Readers of a client share a hold in the server. While
-/// its [tenure](crate::Builder::tenure) lasts and no writer of this process waits, they come and go
-/// without a request, and the last one releases it. So `lost`, `verify` and `renew` of a read guard
-/// are about that hold. Writers of a client that follow one another hand the lock on in that time.
-/// All clients are served first come, first served, and readers next to each other in the queue
-/// share the lock. So a waiting writer goes before readers that arrive later,
-/// including [`try_read`](RwLock::try_read), and readers do not wait forever either.
+/// Every writer has its own lease, and the readers of a client share one, so a holder that dies
+/// blocks others for no longer than its lease. Readers of a client share a hold in the server.
+/// While its [tenure](crate::Builder::tenure) lasts and no writer of this process waits, they come
+/// and go without a request, and the last one releases it. So `lost`, `verify` and `renew` of a
+/// read guard are about that hold. Within a tenure, the writers of a client hand the lock off to
+/// one another. All clients are served first come, first served, and readers next to each other in
+/// the queue share the lock. So a waiting writer goes before readers that arrive later, including
+/// [`try_read`](RwLock::try_read), and readers do not wait forever either.
 ///
 /// The lock is not reentrant, and a reader cannot become a writer: a thread that holds either guard
 /// and waits for the other waits for itself. A writer can become a reader by

@@ -117,7 +117,7 @@ impl Lost {
             return true;
         }
         let was_lost = self.end.was_lost();
-        // The deadline may have passed without a thread that has noticed.
+        // The deadline may have passed before any thread noticed it.
         was_lost.unwrap_or_else(|| self.holds.iter().any(|hold| hold.is_lost(Moment::now())))
     }
 
@@ -163,7 +163,7 @@ impl Lost {
         match receive(self.over.get(), end_of(time)) {
             Ok(never) => match never {},
             Err(RecvTimeoutError::Timeout) => {
-                // The deadline may have passed without a thread that could mark the loss.
+                // The deadline may have passed before any thread could mark the loss.
                 if self.is_lost() { Some(HoldEnd::Lost) } else { None }
             }
             Err(RecvTimeoutError::Disconnected) => Some(self.end()),

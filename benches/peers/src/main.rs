@@ -1,9 +1,9 @@
 //! # Other crates
 //!
-//! leasehold beside rslock and redlock, with the settings that favour each. Guards are released by
-//! dropping them. rslock is made for async programs and has two rows: called from threads, which is
-//! what leasehold is made for, and from tasks of a runtime. Raw has one connection, and one thread,
-//! for each name.
+//! leasehold compared with rslock and redlock, with the settings that favour each. Guards are
+//! released by dropping them. rslock is made for async programs and has two rows: called from
+//! threads, which is what leasehold is made for, and from tasks of a runtime. Raw has one
+//! connection, and one thread, for each name.
 
 use std::env;
 use std::path::PathBuf;

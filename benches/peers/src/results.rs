@@ -8,9 +8,9 @@ use crate::worker::Worker;
 
 /// One turn of one peer.
 pub(crate) struct Turn {
-    /// Of all workers together.
+    /// The cycles of all workers together.
     cycles_per_second: f64,
-    /// Of the whole process, including background threads, and of the server.
+    /// The CPU time of the whole process, including background threads, and that of the server.
     cpu_per_cycle: [Duration; 2],
     longest_wait: Duration,
     /// The fewest cycles of any worker, divided by the most.
@@ -49,7 +49,7 @@ impl Series {
         quartiles(ratios.collect())
     }
 
-    /// Of the whole process, and of the server.
+    /// The CPU time of the whole process, and that of the server.
     pub(crate) fn cpu_per_cycle(&self) -> [Duration; 2] {
         [0, 1].map(|part| {
             Duration::from_secs_f64(self.median(|turn| turn.cpu_per_cycle[part].as_secs_f64()))

@@ -74,8 +74,8 @@ const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
 /// The signals that `--yield` accepts.
 const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
-/// Limits a wait for any process to those that the calling thread has started, and those whose own
-/// parent has ended if this is the main thread.
+/// Limits a wait for any process to those that the calling thread has started and, on the main
+/// thread, those whose own parent has ended.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const OF_THIS_THREAD: WaitOptions =
     WaitOptions::from_bits_retain(WaitPidFlag::__WNOTHREAD.bits().cast_unsigned());
@@ -108,12 +108,12 @@ enum State {
 /// Where the system puts processes whose parent has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Orphans {
-    /// Those of the command become children of this process, and no others do.
+    /// Orphans of the command become children of this process, and no others do.
     Ours,
-    /// Those of the command become children of this process, and so do those of processes that were
-    /// its children before.
+    /// Orphans of the command become children of this process, and so do orphans of processes that
+    /// were its children before.
     Mixed,
-    /// They become children of another process.
+    /// Orphans become children of another process.
     Elsewhere,
 }
 
@@ -203,8 +203,8 @@ impl Child {
         }
     }
 
-    /// Does for a command with a process group of its own what a shell does when a job has stopped:
-    /// the shell of this session knows nothing of that group.
+    /// Does for a command with a process group of its own what a shell does when a job has stopped,
+    /// because the shell of this session does not know that group.
     fn follow_stop(&self, signal: i32) {
         let (Some(group), Some(terminal)) = (self.group, &self.terminal) else { return };
         let needs_terminal = matches!(signal, SIGTTIN | SIGTTOU);
@@ -277,8 +277,8 @@ impl Child {
         if self.group.is_some() {
             return self.signal(Signal::STOP);
         }
-        // A key may have sent it this signal too. If it arrives after the command has stopped,
-        // continuing the command undoes it.
+        // A key may have sent the command this signal too. If that one arrives after the command
+        // has stopped, continuing the command discards it.
         self.signal(Signal::TSTP).ok();
         thread::sleep(STOP_TIME);
         self.signal(Signal::STOP).ok();
@@ -323,7 +323,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// If there are some, and all have more rights than this process.
+    /// If there are such processes, and all have more rights than this process.
     pub(crate) fn has_others(&self) -> io::Result<bool> {
         if let Some(group) = self.group {
             return reaches(test_kill_process_group(group));
@@ -339,9 +339,9 @@ impl Child {
         refusal
     }
 
-    /// The only place that uses the process id and the group of the command. It may just have
-    /// ended: both are its own until it is waited for, and the group as long as any process is in
-    /// it.
+    /// The only place that uses the process id and the group of the command. The command may just
+    /// have ended. Its id stays its own until it is waited for, and its group for as long as any
+    /// process is in it.
     fn signal(&self, signal: Signal) -> io::Result<()> {
         reaches(match (self.group, self.state) {
             (Some(group), _) => kill_process_group(group, signal),
@@ -410,7 +410,7 @@ impl Child {
 /// If all have more rights than this process.
 fn reaches(sent: rustix::io::Result<()>) -> io::Result<bool> {
     match sent {
-        // Other systems also say this of groups whose processes have all ended.
+        // Other systems also return this for groups whose processes have all ended.
         Err(error @ Errno::PERM) if cfg!(any(target_os = "linux", target_os = "android")) => {
             Err(error.into())
         }
@@ -425,7 +425,7 @@ impl Orphans {
     fn settle(is_alone: bool) -> Self {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let of_this_thread = WaitIdOptions::from_bits_retain(OF_THIS_THREAD.bits());
-        // A shell may have started processes before it has replaced itself with this program.
+        // A shell may have started processes before it replaced itself with this program.
         let has_children = waitid(WaitId::All, options | of_this_thread).is_ok();
         if id() == 1 {
             // The system gives the first process of a container all orphans.
@@ -443,8 +443,8 @@ impl Orphans {
     }
 }
 
-/// Returns this program with the argument that makes it another one; `None` where the system does
-/// not name its file.
+/// Returns a command that starts this program with the argument that makes it become another one;
+/// `None` where the system does not name the file of this program.
 fn helper(role: &str) -> io::Result<Option<Command>> {
     if !Path::new(THIS_PROGRAM).exists() {
         return Ok(None);
@@ -455,8 +455,8 @@ fn helper(role: &str) -> io::Result<Option<Command>> {
     Ok(Some(helper))
 }
 
-/// Returns the arguments of the system's loader if that was started with this program, as ld.so(8)
-/// can be: they are followed by the words that this program has as its own.
+/// Returns the arguments of the system's loader if this program was started through it, as with
+/// ld.so(8). They come before the words that this program sees as its own.
 fn words_of_loader(command_line: &[u8], own: usize) -> Vec<OsString> {
     // Each word ends with a zero.
     let words = command_line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.into()));
@@ -471,8 +471,8 @@ fn spawn(program: &mut Command) -> io::Result<process::Child> {
         return program.spawn();
     }
     // This thread waits until the new process has become the helper, whatever happens meanwhile. A
-    // key that stopped the process before that would hang both. The helper inherits this, and
-    // unblocks the signals when this thread goes on.
+    // key that stopped the new process before that would hang both, so such signals are blocked.
+    // The helper inherits that, and unblocks them once it runs.
     let before = set_of(&STOPS)?.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let spawned = program.spawn();
     before.thread_set_mask()?;
@@ -496,12 +496,13 @@ fn own_id() -> Pid {
     rustix::process::getpid()
 }
 
-/// Returns the process group of this process; `None` if that was made outside of its container.
+/// Returns the process group of this process; `None` if the group was created outside its
+/// container.
 fn own_group() -> Option<Pid> {
     Pid::from_raw(unistd::getpgrp().as_raw())
 }
 
-/// Returns the session of this process; 0 if that was made outside of its container.
+/// Returns the session of this process; 0 if the session was created outside its container.
 fn own_session() -> i32 {
     unistd::getsid(None).map_or(0, unistd::Pid::as_raw)
 }
@@ -510,7 +511,7 @@ fn own_session() -> i32 {
 /// list them.
 fn descendants(root: Pid) -> Vec<Pid> {
     let own = id().to_string();
-    // Otherwise they are listed by the ids that they have outside of a container.
+    // Otherwise `/proc` lists processes by the ids that they have outside the container.
     if fs::read_link("/proc/self").is_ok_and(|link| link != Path::new(&own)) {
         return Vec::new();
     }
@@ -653,8 +654,8 @@ pub(crate) fn become_asked(mut words: impl Iterator<Item = OsString>) -> Result<
 }
 
 /// Replaces this process with a command that Linux kills when the parent dies. Returns only if that
-/// is not possible. The words are the parent's process id, its file for reporting that, the
-/// command, and its arguments.
+/// is not possible. The words are the parent's process id, the file on which to report that to it,
+/// the command, and its arguments.
 ///
 /// The command cannot do this by itself, and without `unsafe` the parent cannot do it between
 /// `fork` and `exec`.
@@ -696,7 +697,7 @@ fn become_other(mut words: impl Iterator<Item = OsString>) -> ExitError {
 }
 
 fn replace_with(program: &mut Command) -> ExitError {
-    // They were blocked only until this process runs.
+    // The signals were blocked only until this process runs.
     if let Err(error) = unblock(&STOPS) {
         return ExitError::system("unblock signals")(error);
     }
@@ -743,9 +744,9 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Signals that this process was started to ignore, as with nohup(1), stay ignored, by the
-    /// command too. Signals that it was started to block do not stay blocked: they must be received
-    /// here, and end the command.
+    /// Signals that were ignored when this process started, as with nohup(1), stay ignored, by the
+    /// command too. Signals that were blocked then do not stay blocked: they must be received here,
+    /// and end the command.
     pub(super) fn start(sender: Sender<Received>, canceller: Canceller) -> io::Result<Self> {
         let ignored = ignored();
         let mut flags = Vec::new();
@@ -765,7 +766,7 @@ impl Source {
                     SIGTSTP | SIGTTIN | SIGTTOU => Received::Stop,
                     signal => Received::Signal(signal),
                 };
-                // In this order, so that the cancelled call finds the signal.
+                // Sent before the call is cancelled, so that the call finds the signal.
                 let is_received = sender.send(received).is_ok();
                 if signal != SIGCHLD {
                     canceller.cancel();
@@ -790,7 +791,7 @@ impl Source {
 
     /// Returns `true` if this process, too, has received the signal that has ended the command.
     ///
-    /// The receiver may get a key's signal only after the command's end.
+    /// The receiver may not get the signal of a key until the command has ended.
     fn has_received(&self, signal: i32) -> bool {
         self.flags.iter().any(|(it, flag)| *it == signal && flag.load(Ordering::SeqCst))
     }
@@ -808,28 +809,30 @@ fn set_of<'a>(signals: impl IntoIterator<Item = &'a i32>) -> io::Result<SigSet> 
     Ok(set)
 }
 
-/// Makes the system keep the exit status of a process that this one has started, even if this one
-/// was started to ignore SIGCHLD.
+/// Makes the system keep the exit status of a process that this one has started, even if SIGCHLD
+/// was ignored when this one started.
 pub(crate) fn expect_children() -> io::Result<()> {
     register(SIGCHLD, Arc::default()).map(drop)
 }
 
-/// Ends this process by a signal, as a shell expects it of a program that a signal has ended: it
-/// then ends its own loop. Returns if that is not possible, as in the first process of a container.
+/// Ends this process by a signal, as a shell expects of a program that a signal has ended: the
+/// shell then ends its own loop. Returns if that is not possible, as in the first process of a
+/// container.
 pub(crate) fn end_by(signal: i32) {
     if id() == 1 {
         return;
     }
-    // The command may have left a core dump, but this process has no fault.
+    // The command may have left a core dump, but there is nothing to debug in this process.
     let maximum = getrlimit(Resource::Core).maximum;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum }).ok();
-    // Such a limit does not count for a core dump that another program gets.
+    // That limit does not apply to a core dump that the system passes to another program.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     set_dumpable_behavior(DumpableBehavior::NotDumpable).ok();
     emulate_default_handler(signal).ok();
 }
 
-/// Returns the signals that this process ignores, as a bit set; none where the system does not say.
+/// Returns the signals that this process ignores, as a bit set; none where the system does not list
+/// them.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -30,14 +30,14 @@ pub(crate) const TELL: &str = "Ctrl-Break";
 /// How it is ended if that had no effect.
 pub(crate) const END: &str = "its end";
 
-/// The flag with which Windows starts a process that can be sent Ctrl-Break without all others at
-/// the same console. Such a process gets no Ctrl-C.
+/// The flag with which Windows starts a process to which Ctrl-Break can be sent without sending it
+/// to all others at the same console. Such a process gets no Ctrl-C.
 const CREATE_NEW_PROCESS_GROUP: u32 = 0x200;
 
 /// How often to check whether a key was received.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The exit status of a command of which Windows has none.
+/// The exit status of a command for which Windows has none.
 const NO_STATUS: i32 = -1;
 
 /// The command.
@@ -50,8 +50,9 @@ pub(crate) struct Child {
     ended: Receiver<io::Result<ExitStatus>>,
     /// Whether the command has a process group of its own, and a console.
     has_own_group: bool,
-    /// This process, and everything that it has started since. Windows ends all of that when this
-    /// process ends, in whatever way, and would end this process if this were dropped before.
+    /// This process, and everything that it has started since. Windows ends all of them when this
+    /// process ends, however that happens, and would end this process if the job were dropped
+    /// before that.
     ours: ManuallyDrop<Job>,
     /// The command, and everything that it has started; `None` once it was ended.
     job: Option<Job>,
@@ -72,7 +73,7 @@ impl Child {
         if has_own_group {
             command.creation_flags(CREATE_NEW_PROCESS_GROUP);
         }
-        // The command is in this job from its first moment on.
+        // The command is in this job from the start.
         let ours = new_job().and_then(|job| job.assign_current_process().map(|()| job));
         let ours = ours.map_err(in_job("end the command along with this program"))?;
         let ours = ManuallyDrop::new(ours);
@@ -85,7 +86,7 @@ impl Child {
             .and_then(|job| job.assign_process(process.as_raw_handle() as isize).map(|()| job));
         let job = match job {
             Ok(job) => Some(job),
-            // It has ended already, and has no place in a job any more.
+            // It has already ended, and can no longer join a job.
             Err(_) if matches!(process.try_wait(), Ok(Some(_))) => None,
             Err(error) => {
                 process.kill().ok();
@@ -102,8 +103,8 @@ impl Child {
             let is_success = ended.as_ref().is_ok_and(ExitStatus::success);
             status.send(ended).ok();
             if !is_success {
-                // A key may have ended it, which must be received first: it does not end the
-                // release of the lock.
+                // A key may have ended the command. This process must receive that key first, or
+                // the key would end the release of the lock.
                 thread::sleep(2 * LOOK);
             }
             received.send(Received::Child).ok();
@@ -170,7 +171,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// If Windows does not say.
+    /// If Windows does not report it.
     pub(crate) fn has_others(&self) -> io::Result<bool> {
         let Some(job) = &self.job else { return Ok(false) };
         let processes = job.query_process_id_list().map_err(io::Error::other)?;
@@ -210,7 +211,7 @@ fn in_job(attempt: &str) -> impl Fn(JobError) -> ExitError {
 }
 
 /// Returns `true` if the command gets a process group of its own. One that reads from the console
-/// shares ours, because it must get Ctrl-C. Without a console, none gets any key.
+/// shares ours, because it must get Ctrl-C. Without a console, no process gets any key.
 fn can_have_own_group() -> bool {
     !io::stdin().is_terminal() && File::options().write(true).open("CONOUT$").is_ok()
 }
@@ -242,7 +243,7 @@ pub(crate) fn outcome(status: ExitStatus, _signals: &ReceivedSignals) -> Result<
 /// Runs a script that is not the command, and returns its output.
 pub(crate) fn output_of(script: &str) -> io::Result<Output> {
     let mut shell = Command::new("cmd");
-    // Between these quotes, the script is taken as it is.
+    // Between these quotes, the script is taken literally.
     shell.raw_arg(format!("/d /s /c \"{script}\""));
     shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).output()
 }
@@ -279,7 +280,7 @@ impl Source {
             loop {
                 for (signal, flag) in &flags {
                     if flag.swap(false, Ordering::SeqCst) {
-                        // In this order, so that the cancelled call finds the signal.
+                        // Sent before the call is cancelled, so that the call finds the signal.
                         received.send(Received::Signal(*signal)).ok();
                         canceller.cancel();
                     }

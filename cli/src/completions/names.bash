@@ -1,5 +1,5 @@
 
-# Completes names that are held, beside what is completed above.
+# Completes names that are held, in addition to what is completed above.
 _leasehold_with_names() {
     _leasehold "$@"
     local line=${COMP_LINE:0:COMP_POINT} server=() task= current before words i last name
@@ -15,7 +15,7 @@ _leasehold_with_names() {
         esac
     done
     [[ $task && $current != -* ]] || return
-    # To bash, what is before a colon is another word.
+    # Bash takes what is before a colon as a separate word.
     before=${current%"${current##*:}"}
     while read -r name; do
         printf -v name %q "$name"
