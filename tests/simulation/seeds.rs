@@ -348,8 +348,11 @@ fn watch(place: usize, name: usize, time: Duration) {
         });
         match watch {
             // Keeps it until just when the lease ends, if nothing renews it.
-            Some((lost, lease)) => wait_for_loss(place, &lost, left.min(lease)),
-            None => executor::sleep(left.min(Duration::from_millis(1))),
+            Some((lost, lease)) if !lease.is_zero() => {
+                wait_for_loss(place, &lost, left.min(lease));
+            }
+            // A shutdown may have ended the hold, and not know yet how its release goes.
+            _ => executor::sleep(left.min(Duration::from_millis(1))),
         }
     }
 }
