@@ -299,7 +299,8 @@ impl RenewerThread {
         if (1..=LOOKS_MAX).contains(&gone.len()) {
             let reporter = Reporter { in_turns: false, ..self.reporter.clone() };
             let looked_at = gone.clone();
-            let deadline = end_of(LOOK_TIME);
+            // Calls of this client wait behind these holds, no longer than for a reply.
+            let deadline = end_of(LOOK_TIME.min(self.jobs.io_timeout));
             let spawned = spawn("leasehold-look", move || {
                 for hold in looked_at {
                     // Whatever happens, calls behind the hold must go on.
@@ -408,7 +409,7 @@ impl RenewerThread {
 /// The requests on their way, and the work behind each.
 struct RenewerJobs {
     runner: Box<dyn JobRunner>,
-    /// How long to wait for replies at the end.
+    /// How long one request may take.
     io_timeout: Duration,
     /// The work in flight, and when it was sent, by the number of the job.
     in_flight: HashMap<u64, (Scheduled, Moment), RandomState>,

@@ -91,6 +91,8 @@ struct Scripted {
     is_silent_to_jobs: Arc<AtomicBool>,
     /// The jobs that fail at their deadlines.
     unanswered: Arc<Mutex<Vec<Job>>>,
+    /// Whether no thread learns which client has a lock.
+    is_silent_to_looks: Arc<AtomicBool>,
     /// Whether the next request to leave the queue is lost; requests with outcomes are others.
     loses_unregister: Arc<AtomicBool>,
     /// How the requests to acquire registered the client.
@@ -204,6 +206,10 @@ impl Store for Scripted {
     }
 
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
+        if self.is_silent_to_looks.load(Ordering::SeqCst) {
+            sleep(deadline.saturating_duration_since(now()));
+            return Err(Failure::late());
+        }
         self.inner.report(name, look, deadline)
     }
 
@@ -676,6 +682,25 @@ fn a_hold_that_has_ended_is_reported_before_the_next_one() {
             scene.unlock(&next.hold).expect("released");
             scene.expect_events(["acquired", "released", "acquired", "released"]);
         }
+    });
+}
+
+/// Its thread is waiting to learn which client has the lock now.
+#[test]
+fn a_call_waits_behind_a_lost_hold_no_longer_than_one_request_takes() {
+    in_virtual_time(|| {
+        let mut scene = Scene::new(LEASE);
+        scene.options.renew = true;
+        let mine = scene.lock();
+        let next = scene.start(Scene::lock);
+        eventually(|| scene.shared.stats().waiting == 1);
+        scene.store.is_silent_to_looks.store(true, Ordering::SeqCst);
+        scene.end_hold();
+        eventually(|| mine.hold.is_lost(Moment::now()));
+        let lost = now();
+        next.join();
+        let most = scene.shared.times.io_timeout + Duration::from_millis(1);
+        assert!(elapsed(lost) <= most, "{:?}", elapsed(lost));
     });
 }
 
