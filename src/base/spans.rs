@@ -36,7 +36,7 @@ mod real {
             }))
         }
 
-        /// Ends the span of a call that began at that time, with the fence if it got one hold.
+        /// Ends the span of a call that began at `begin`, with the fence if the call got one hold.
         pub(crate) fn close(self, begin: Instant, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {
