@@ -125,7 +125,7 @@ impl Endpoint {
         })
     }
 
-    /// Returns another TCP server with the same login, over TLS if this one is.
+    /// Returns another TCP server with the same login, over TLS if this one uses TLS.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
@@ -274,7 +274,7 @@ fn refuse<T>(why: &str) -> ApiResult<T> {
     Err(Error::invalid("url", why))
 }
 
-/// Refuses a URL of another form, and says what a URL looks like.
+/// Refuses a malformed URL, and says how to write one.
 fn refuse_form<T>(why: &str) -> ApiResult<T> {
     refuse(&format!("{why}, {URL_HINT}"))
 }

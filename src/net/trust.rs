@@ -159,7 +159,7 @@ fn system_roots(events: &Events) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Returns the error for own certificates that cannot be used.
+/// Returns the error for configured certificates that cannot be used.
 fn unusable(argument: &str, error: &rustls::Error) -> Error {
     match error {
         rustls::Error::InconsistentKeys(_) => {
