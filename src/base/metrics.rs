@@ -1,6 +1,6 @@
 //! The metrics of a client, for the recorder of the crate `metrics`.
 //!
-//! The recorder is code of the program, which may block or panic, so only the thread that delivers
+//! The recorder is the program's code, which may block or panic, so only the thread that delivers
 //! events calls it. Counters and gauges come from [`Stats`], once a second, as changes since the
 //! last report, so that the values of a process's clients add up.
 

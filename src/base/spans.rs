@@ -1,6 +1,6 @@
 //! Spans of the crate `tracing`: one for each call for a lock, and one for each hold.
 //!
-//! A subscriber is code of the program, which may block or panic. So only threads that call this
+//! A subscriber is the program's code, which may block or panic. So only threads that call this
 //! library open and close spans, outside its locks; the thread that delivers events closes the span
 //! of a lost hold. No span is ever entered, so the program's own spans and events are the same with
 //! and without these.

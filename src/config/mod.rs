@@ -160,8 +160,8 @@ impl Config {
         check_label(self.label.as_deref().unwrap_or_default())
     }
 
-    /// Returns the beginning of the ids of clients: by default the host and the process. In a
-    /// container, where many processes have the id 1, four random digits follow.
+    /// Returns the start of client ids: by default the host and the process. In a container, where
+    /// many processes have the id 1, four random digits follow.
     pub(crate) fn label(&self) -> String {
         self.label.clone().unwrap_or_else(|| match process::id() {
             1 => format!("{}:1-{:04}", host(), random() % 10_000),

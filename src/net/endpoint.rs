@@ -238,7 +238,7 @@ impl Endpoint {
 
     pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
         let mut greeting = Vec::new();
-        // A user without a password may need none.
+        // A user whose login has no password may not need one.
         let password = self.login.password().or(self.login.username().map(|_| ""));
         if let Some(password) = password {
             let auth = redis::cmd("AUTH").arg(self.login.username()).arg(password).take();

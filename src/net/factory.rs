@@ -108,7 +108,7 @@ struct KnownAddresses {
     /// The addresses at which the last reply came from a server that is not the master. The others
     /// are tried first. Cleared once all addresses are among them.
     replicas: Vec<SocketAddr>,
-    /// When the server was last checked for the wrong choice of TLS, and stayed silent.
+    /// When the server last stayed silent in a check for TLS on only one side.
     found_no_mismatch: Option<Instant>,
 }
 
@@ -190,7 +190,7 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
-    /// Returns the failure of a request to something that is no Redis server. During a failover,
+    /// Returns the failure of a request to something that is not a Redis server. During a failover,
     /// another program may have taken over the address of the old master, and the route will soon
     /// lead elsewhere.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
@@ -471,7 +471,7 @@ impl ConnectionFactory {
                 let failure = Failure::io(FailureKind::Transient, &self.label(), error);
                 Err(Failure { code: code.into(), ..failure })
             }
-            // Without a route, a server that does not tell its role counts as a master.
+            // Without a route, a server that does not report its role counts as a master.
             (Step::Role, Err(failure)) if self.route.is_some() || !is_error_reply(&failure) => {
                 Err(failure)
             }

@@ -38,8 +38,8 @@ use crate::net::post_writer::PostWriter;
 use crate::net::shared_queue::{Loan, PooledConnection, Requests, SharedQueue};
 use crate::net::wait::WaitFor;
 
-/// How long a call waits for the reply to a needless WAIT, before it continues without its
-/// connection.
+/// How long a call waits for the reply to a WAIT that turned out to be needless, before it leaves
+/// the connection to a sweep.
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
 /// After a pause, threads connect again at random times within this many milliseconds.
@@ -195,7 +195,7 @@ impl Multiplexer {
     }
 
     /// Writes requests that no thread waits for, now or as soon as a connection is free. Blocks
-    /// only for room to write, and to open a connection.
+    /// only while it opens a connection or waits for room to write.
     pub(crate) fn post(&self, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         match self.queue.take(Requests::Own, deadline) {
@@ -531,7 +531,7 @@ mod tests {
         succeeds_after_an_outage(2);
     }
 
-    /// Sends a request after an outage, before which this many threads sent theirs together.
+    /// Sends a request after an outage. Before the outage, this many threads sent theirs together.
     fn succeeds_after_an_outage(last_batch: usize) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let server = server_at("", &listener);

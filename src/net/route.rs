@@ -47,7 +47,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Asks the sentinels until the deadline, given the address at which there was no master. Returns
+/// Asks the sentinels until the deadline, given the address at which no master was found. Returns
 /// the location of the master, and when the sentinel that named it was asked: its answer may be
 /// that old by the time it is read.
 pub(super) type AskSentinels =

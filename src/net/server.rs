@@ -68,7 +68,7 @@ impl ServerFactory {
         self.pools.clone()
     }
 
-    /// The same servers, with this function for looking up hosts.
+    /// Replaces the function that looks up hosts.
     #[cfg(test)]
     pub(crate) fn looking_up(
         self,

@@ -323,7 +323,7 @@ fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::from(socket);
     stream.set_nonblocking(true)?;
     match net::connect(&stream, address) {
-        // Windows says `WOULDBLOCK` for a connect in progress.
+        // Windows returns `WOULDBLOCK` for a connect in progress.
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::WOULDBLOCK) => Ok(stream),
         Err(error) => Err(error.into()),
     }
