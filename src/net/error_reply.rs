@@ -76,11 +76,11 @@ const REFUSED_COMMAND: [&str; 4] = ["is disabled", "is not allowed", "not allowe
 /// write.
 const SCRIPT: &str = "user_script:";
 
-/// Stands in place of a code, in Redis before 7, when a script returns the error of a refused
+/// Redis before 7 sends this in place of a code when a script returns the error of a refused
 /// command.
 const PLACE: &str = "@user_script:";
 
-/// The starts of the texts of a script whose user lacks a permission.
+/// The starts of the error texts of a script whose user lacks a permission.
 const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing the script"];
 
 /// The words after which servers repeat parts of a request, such as the owner of a lock, in an

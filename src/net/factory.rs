@@ -241,7 +241,7 @@ impl ConnectionFactory {
 
     /// Notes that a connection was opened, perhaps in place of a broken one.
     pub(crate) fn record_opening(&self) {
-        // Each broken connection is counted once, whichever of the pool's replaces it.
+        // Each broken connection is counted once, whichever connection of the pool replaces it.
         let replaced = self
             .broken
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |broken| broken.checked_sub(1));

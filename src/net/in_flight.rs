@@ -284,7 +284,7 @@ impl InFlight {
         expired
     }
 
-    /// Returns when to take the requests that have expired.
+    /// Returns when to call `take_expired` next.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         self.next_expiry
     }

@@ -2,8 +2,8 @@
 //!
 //! Servers speak version 2 of the protocol to a client that asks for no other. A reply is parsed
 //! part by part as it arrives, so that nothing is searched twice, and within limits. The parser of
-//! `redis` allows replies of any length, and clears 8 KB for each read, which would be a quarter of
-//! the instructions of a lock and its release.
+//! `redis` allows replies of any length, and clears 8 KB for each read, which would take a quarter
+//! of the instructions for acquiring and releasing a lock.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};

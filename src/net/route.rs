@@ -187,7 +187,8 @@ impl Route {
     }
 }
 
-/// Returns the failure for a master none of whose sentinels answered, given that of one sentinel.
+/// Returns the failure when no sentinel of `master` has answered. `last` is the failure of one of
+/// them.
 pub(super) fn unanswered(master: &str, last: Option<Failure>) -> Failure {
     let server = sentinels_label(master);
     match last {

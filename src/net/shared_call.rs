@@ -25,7 +25,7 @@ use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallba
 /// How long to keep an answer that no caller has taken.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// How long callers rely on a call before another one is started.
+/// How long a call may run before a later caller starts another one.
 const SLOW_AFTER: Duration = Duration::from_secs(30);
 
 /// Maximum number of concurrent calls with the same argument.

@@ -74,9 +74,9 @@ impl WaitFor {
 
 pub(crate) struct Spin {
     budget: Duration,
-    /// The average nanoseconds until the reply when a thread spins first.
+    /// The average number of nanoseconds until the reply when a thread spins first.
     spinning: Average,
-    /// The average nanoseconds until the reply when a thread sleeps from the start.
+    /// The average number of nanoseconds until the reply when a thread sleeps from the start.
     asleep: Average,
     /// How many spins in a thousand were for nothing, because the reply took longer.
     misses: Average,
