@@ -330,8 +330,8 @@ impl Multiplexer {
         if let Some(free) = idle.take_if(|idle| !idle.connection.in_flight.is_blocked()) {
             self.send_queued(free, own.deadline);
         }
-        // Woken only now, so that the server gets its next requests first: waking many threads
-        // takes long.
+        // Woken only now, so that the server gets its next requests first, because waking many
+        // threads takes a while.
         for (exchange, reply) in buffered {
             exchange.answer(reply);
         }

@@ -505,7 +505,7 @@ mod tests {
         let age = Duration::from_millis(1);
         let config = Config { max_lifetime: Some(age), ..Config::default() };
         let factory = factory(&listener, &config);
-        // Another one has broken, and was not replaced.
+        // Another connection has broken, and was not replaced.
         factory.broken.store(1, Ordering::Relaxed);
         let mut connection = Connection::new(factory.clone());
         let connect = |connection: &mut Connection| {

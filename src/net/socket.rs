@@ -4,8 +4,8 @@
 //! Sockets offer only a time limit for each call of `read`, which never cuts off a reply that drips
 //! in byte by byte. So every wait is for the remaining time: after a short spin if the caller
 //! allows one, in `read` itself while much time is left, which saves a system call, and in `poll`
-//! at the end. A caller that may wait long always waits in `poll`, because `read` wakes up at
-//! intervals.
+//! at the end. A caller that may wait for a long time always waits in `poll`, because `read` wakes
+//! up at intervals.
 //!
 //! Windows has no flag that keeps a single call from blocking, so no socket blocks there, and every
 //! wait is in `poll`.

@@ -47,7 +47,7 @@ pub(crate) enum WaitFor {
     Buffered,
     /// Does not wait: only bytes that have already arrived are read.
     Nothing,
-    /// Waits in `poll`, because the reply may take long.
+    /// Waits in `poll`, because the reply may take a long time.
     Reply { deadline: Instant },
     /// Spins first, if that pays, and then waits in `read`, because the reply is expected soon.
     SoonReply { deadline: Instant },

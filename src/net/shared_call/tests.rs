@@ -99,7 +99,7 @@ fn a_call_that_never_returns_is_followed_by_one_more() {
             assert_eq!(scene.call(AT_ONCE), None);
         }
         scene.await_calls(2, "two at once at most");
-        // The answer is found, whichever of the two has it.
+        // The answer is found, whichever of the two calls has it.
         scene.answer(1);
         while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
             yield_now();
