@@ -427,8 +427,8 @@ impl ConnectionFactory {
         Failure { source: Arc::new(io::Error::new(io::ErrorKind::TimedOut, why)), ..failure }
     }
 
-    /// Notes the result of a look-up, and returns the epoch of the connections. If an earlier
-    /// address is missing, the server has moved, and every open connection is stale.
+    /// Notes the result of a look-up. If an earlier address is missing, the server has moved and
+    /// every open connection is stale. Returns the new epoch of the connections in that case.
     fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
         let mut known = self.known.lock();
         let has_moved = known.server == *server

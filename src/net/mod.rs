@@ -20,8 +20,8 @@
 //! Who does what on a connection:
 //!
 //! - **Writes.** The thread that has taken the connection from `shared_queue`, along with what
-//!   other threads have queued. `post_writer` writes what no thread waits for, where writing may
-//!   block.
+//!   other threads have queued. Where the thread may block, `post_writer` writes the requests that
+//!   no thread waits for.
 //! - **Reads.** The same thread, until it has its own replies. It hands replies for others to their
 //!   slots (`packed`), and then lends the connection to a thread whose replies are still
 //!   outstanding.
