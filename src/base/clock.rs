@@ -3,7 +3,7 @@
 //! `std::time::Instant` stands still during suspend on Linux and macOS, so a lease measured by it
 //! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Deadlines for
 //! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries. On Windows,
-//! where one clock serves for both, it does.
+//! where both use the same clock, it does.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -41,7 +41,7 @@ pub(crate) fn end_of(wait: Duration) -> Instant {
     end_after(now(), wait)
 }
 
-/// Like `end_of`, for a wait that begins then.
+/// Like `end_of`, for a wait that begins at `begin`.
 pub(crate) fn end_after(begin: Instant, wait: Duration) -> Instant {
     begin + wait.min(LONGEST_WAIT)
 }
@@ -85,7 +85,7 @@ impl Moment {
         Self::now().since(self)
     }
 
-    /// Returns the time until then, or zero if it has passed.
+    /// Returns the time until this moment, or zero if it has passed.
     pub(crate) fn left(self) -> Duration {
         self.since(Self::now())
     }
@@ -109,7 +109,7 @@ fn reading() -> u64 {
 
 /// `Instant` reads the performance counter, which includes the time in sleep and hibernation:
 /// <https://learn.microsoft.com/en-us/windows/win32/sysinfo/acquiring-high-resolution-time-stamps>.
-/// `QueryUnbiasedInterruptTime` would not.
+/// `QueryUnbiasedInterruptTime` does not include it.
 #[cfg(windows)]
 fn reading() -> u64 {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);

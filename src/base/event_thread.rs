@@ -1,5 +1,5 @@
-//! The thread that calls code of the program, namely the callback for events and the logger, and
-//! the queue to it.
+//! The thread that calls the program's code, namely the event callback and the logger, and the
+//! queue of reports for this thread.
 //!
 //! That code may block or panic. It runs on a thread of its own, one report after another, and no
 //! reporting thread waits for it or fails with it. The thread starts with the client if there is a
@@ -29,7 +29,7 @@ use crate::event::{Event, EventListener};
 /// dropped and counted.
 const WAITING_MAX: usize = 4096;
 
-/// How long the end of a client waits for a slow callback or logger.
+/// How long a client that ends waits for a slow callback or logger.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
@@ -38,7 +38,7 @@ const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     queue: Arc<EventQueue>,
-    /// It is also one of the listeners.
+    /// Also one of the listeners.
     #[cfg(feature = "metrics")]
     pub(crate) metrics: Option<Arc<Metrics>>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Events {
 #[derive(Debug, Default)]
 struct EventQueue {
     has_listener: bool,
-    /// In a simulation, they are called at once, without the thread.
+    /// The listeners of a simulation, which are called at once, without the thread.
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     simulated: Vec<Arc<dyn EventListener>>,
     /// The thread ends when this is dropped and everything sent before has been delivered.
@@ -100,7 +100,7 @@ impl Events {
         }
     }
 
-    /// Reports an event, and logs the same as a line at a detailed level.
+    /// Reports an event, and logs it as a line at the debug level.
     pub(crate) fn report(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
         self.emit(event);
         self.log(Level::Debug, line);
@@ -129,7 +129,8 @@ impl Events {
     }
 
     /// Blocks until everything is delivered, but not for long, because the program may be about to
-    /// end. Returns at once in the callback, which would otherwise wait for itself.
+    /// end. Returns at once if the callback calls it, because the callback would otherwise wait for
+    /// itself.
     pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
         let deadline = clock::now() + FLUSH_TIME;
         let sender = self.queue.sender.get();
@@ -153,7 +154,7 @@ impl Events {
 
     /// Emits a line for the logger, which is built only if some line of its level is wanted.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
-        // Asks only for the maximum level: the logger itself is called on its own thread.
+        // Only the maximum level is checked here: the logger itself is called on the event thread.
         if level <= log::max_level() {
             self.queue.send(Report::Line(level, line()));
         }

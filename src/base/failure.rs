@@ -12,14 +12,14 @@ const FOUND: &str = "WRONGTYPE found ";
 /// The reason why a request got no usable answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
-    /// It was executed, but too few replicas or disks acknowledged it, so its effect must be
-    /// undone.
+    /// The request was executed, but too few replicas or disks acknowledged it, so its effect must
+    /// be undone.
     NotReplicated { acked: u32, required: u32 },
-    /// The server says that it cannot execute it now: nothing was done.
+    /// The server cannot execute the request at the moment: nothing was done.
     Transient,
-    /// The server refuses it for good: nothing was done.
+    /// The server refuses the request for good: nothing was done.
     Rejected,
-    /// The connection broke after the request was sent: it may have been executed.
+    /// The connection broke after the request was sent, so the request may have been executed.
     Disconnected,
     /// The error reply does not say whether the request was executed. A proxy that has lost its
     /// server sends such errors.
@@ -63,7 +63,7 @@ impl Failure {
         Self::caused_by(kind, server, Arc::new(source))
     }
 
-    /// Like `io`, for a cause that others share.
+    /// Like `io`, for a cause that several failures share.
     pub(crate) fn caused_by(
         kind: FailureKind,
         server: &Arc<str>,
@@ -129,7 +129,7 @@ impl Failure {
     }
 
     /// Returns `true` if a node of a cluster has redirected the request, or could not execute it
-    /// while the slot moves: the next attempt goes to the right node.
+    /// while the slot moves. The next attempt then goes to the right node.
     pub(crate) fn is_redirection(&self) -> bool {
         let is_of_cluster = matches!(&*self.code, "ASK" | "MOVED" | "TRYAGAIN");
         self.kind == FailureKind::Transient && is_of_cluster
@@ -146,8 +146,9 @@ impl Failure {
         Self { kind, ..self }
     }
 
-    /// Returns `true` if this failure says more than that of another server that could have
-    /// answered: the server refuses, or may be reachable later.
+    /// Returns `true` if this failure says more than `next`, the failure of another server that
+    /// could have answered: this server refuses, or it may be reachable later and the other one may
+    /// not.
     pub(crate) fn outweighs(&self, next: &Self) -> bool {
         self.kind == FailureKind::Rejected || next.is_final() && !self.is_final()
     }
@@ -171,7 +172,8 @@ impl Failure {
         if let FailureKind::NotReplicated { acked, .. } = self.kind { Some(acked) } else { None }
     }
 
-    /// Returns the error for the caller of `attempt` on the lock `name`, if it is about a lock.
+    /// Returns the error for the caller of `attempt` on the lock `name`, which is empty if the
+    /// attempt is not about a lock.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
         self.into_error_of("lock", attempt, name)
     }

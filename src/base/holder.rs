@@ -13,7 +13,7 @@ pub struct Holder {
     pub owner: String,
     /// The [id](crate::Client::id) of the client that holds the lock, including its label: the
     /// owner without the number of the hold. Empty if another library wrote the owner in another
-    /// form, which may be a secret as a whole.
+    /// form, because all of that may be a secret.
     pub client: String,
     /// The [label](crate::Builder::label) of that client; empty if it has none.
     pub label: String,
@@ -25,9 +25,10 @@ pub struct Holder {
     pub remaining: Duration,
     /// The [note](crate::Mutex::note) of the hold, if it has one.
     pub note: Option<String>,
-    /// Whether the client renews the lease: not with [`renew(false)`](crate::Builder::renew) or
-    /// after [`detach`](crate::OwnedGuard::detach). `false` for another library, about which
-    /// nothing is known. It does not show whether the client is still alive.
+    /// Whether the client renews the lease. It does not with
+    /// [`renew(false)`](crate::Builder::renew) or after [`detach`](crate::OwnedGuard::detach).
+    /// `false` for another library, about which nothing is known. It does not show whether the
+    /// client is still alive.
     pub renewed: bool,
     /// Whether the lock has a [`Ticket`](crate::Ticket) instead of a guard.
     pub detached: bool,
@@ -50,7 +51,7 @@ pub struct Leader {
     pub note: Option<String>,
 }
 
-/// The id of a client in the output of `Debug`. It is empty for one of another library.
+/// The id of a client in the output of `Debug`. The id is empty for a client of another library.
 pub(crate) struct ShownClient<'a>(pub(crate) &'a str);
 
 impl fmt::Debug for ShownClient<'_> {

@@ -1,8 +1,8 @@
-//! The numbers of a client, for the recorder of the crate `metrics`.
+//! The metrics of a client, for the recorder of the crate `metrics`.
 //!
-//! The recorder is code of the program, which may block or panic, so only the thread that delivers
-//! events calls it. Counters and gauges come from [`Stats`], once a second, as changes since then,
-//! so that the clients of a process add up.
+//! The recorder is the program's code, which may block or panic, so only the thread that delivers
+//! events calls it. Counters and gauges come from [`Stats`], once a second, as changes since the
+//! last report, so that the values of a process's clients add up.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::stats::Stats;
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A number: its name after `leasehold_`, its label, and its source.
+/// A metric: its name after `leasehold_`, its label, and its source.
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
 
 /// The help texts of the counters, by their names after `leasehold_`.

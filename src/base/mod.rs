@@ -18,8 +18,8 @@ use std::hash::{BuildHasher, Hash};
 /// Maps with fewer entries are left alone by [`shrink`].
 const SMALL: usize = 64;
 
-/// Frees memory of a map after entries were removed, if little of it is used, so that its size
-/// follows the current content and not the largest. The cost per removal is constant on average.
+/// Frees memory of a map after entries were removed, if little of it is used, so that the map's
+/// size follows its current content, not its largest. The cost per removal is constant on average.
 pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if let Some(capacity) = smaller(map.len(), map.capacity()) {
         map.shrink_to(capacity);
@@ -33,13 +33,14 @@ pub(crate) fn shrink_set<K: Eq + Hash, S: BuildHasher>(set: &mut HashSet<K, S>) 
     }
 }
 
-/// Returns the capacity that is enough for this many entries, if that is much less.
+/// Returns a sufficient capacity for `len` entries if it is much less than the current one.
 fn smaller(len: usize, capacity: usize) -> Option<usize> {
     if capacity > SMALL && len < capacity / 8 { Some(len * 2) } else { None }
 }
 
-/// Returns a number that is different each time and in each process. Without a source of randomness
-/// it may repeat: threads whose pauses coincide then cost each other attempts, but no safety.
+/// Returns a number that is different each time and in each process. Without a source of
+/// randomness, numbers may repeat. Threads whose pauses coincide then cost each other attempts, but
+/// the locks stay safe.
 pub(crate) fn random() -> u64 {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     if let Some(random) = sync::executor::random() {
@@ -70,8 +71,8 @@ pub(crate) fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     hash
 }
 
-/// Escapes control characters in a server's text, which a terminal would obey or a log would take
-/// for another line.
+/// Escapes control characters in a server's text, because a terminal would obey them, and some
+/// would start a new line in a log.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for char in text.chars() {

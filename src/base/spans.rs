@@ -1,6 +1,6 @@
 //! Spans of the crate `tracing`: one for each call for a lock, and one for each hold.
 //!
-//! A subscriber is code of the program, which may block or panic. So only threads that call this
+//! A subscriber is the program's code, which may block or panic. So only threads that call this
 //! library open and close spans, outside its locks; the thread that delivers events closes the span
 //! of a lost hold. No span is ever entered, so the program's own spans and events are the same with
 //! and without these.
@@ -36,7 +36,7 @@ mod real {
             }))
         }
 
-        /// Ends the span of a call that began at that time, with the fence if it got one hold.
+        /// Ends the span of a call that began at `begin`, with the fence if the call got one hold.
         pub(crate) fn close(self, begin: Instant, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {

@@ -104,8 +104,8 @@ pub(crate) fn wait_for_any<'a, T: 'static>(
     select.ready_deadline(deadline).is_ok()
 }
 
-/// Locks a mutex that other threads hold while they wait for servers. Returns `None` if that takes
-/// longer than until the deadline.
+/// Locks a mutex that other threads hold while they wait for servers. Returns `None` if the mutex
+/// is still locked at the deadline.
 pub(crate) fn lock_until<T>(
     mutex: &parking_lot::Mutex<T>,
     deadline: Instant,

@@ -1,4 +1,5 @@
-//! Callbacks by which a client asks the program for credentials, and for the addresses of servers.
+//! Callbacks through which a client asks the program for credentials and for the addresses of
+//! servers.
 
 use std::error::Error as StdError;
 use std::fmt;

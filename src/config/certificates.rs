@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::base::sync;
 
-/// How long reading a file may take when it is set.
+/// How long reading a file may take when a setting names it.
 const READ_TIME: Duration = Duration::from_secs(5);
 
 /// The certificate authorities that a client trusts, and the certificate it presents, over
@@ -146,7 +146,8 @@ impl fmt::Debug for Tls {
 /// The start of each part of a PEM text.
 const BEGIN: &str = "-----BEGIN";
 
-/// Parses certificates. Hides the parser's own messages, which can quote the text: it may be a key.
+/// Parses certificates. Hides the parser's own messages, which can quote the text, because the text
+/// may be a key.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = parsed.unwrap_or_default();

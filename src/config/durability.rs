@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 /// too, but does not fail if too few acknowledge it. Other releases do not wait.
 ///
 /// With several independent servers, a majority must meet the requirement, each on its own: with
-/// its own disk, or with that many replicas of its own. The others cost no time.
+/// its own disk, or with that many replicas of its own. The other servers cost no time.
 ///
 /// A failover can still lose a lock: unless all replicas have acknowledged it, the next master may
 /// be one that has not. Fencing tokens keep resources safe even then.

@@ -51,7 +51,7 @@ pub enum Mechanism {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Deadlock {
-    /// One call of the circle ends with [`Error::Deadlock`]: the one that began to wait last, among
+    /// One call in the circle ends with [`Error::Deadlock`]: the one that began to wait last, among
     /// clients with this setting. Its thread keeps its other locks until it drops them.
     Fail,
     /// The deadlock is reported, and the threads go on waiting.
@@ -64,7 +64,7 @@ pub enum Deadlock {
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(crate) struct Config {
-    /// Shared with the handles to locks, which copy them to change one.
+    /// Shared with the handles to locks. A handle copies them to change one of them.
     pub(crate) options: Arc<LockOptions>,
     pub(crate) pool_size: u32,
     pub(crate) idle_timeout: Option<Duration>,
@@ -160,8 +160,8 @@ impl Config {
         check_label(self.label.as_deref().unwrap_or_default())
     }
 
-    /// Returns the beginning of the ids of clients: by default the host and the process. In a
-    /// container, where many processes have the id 1, four random digits follow.
+    /// Returns the start of client ids: by default the host and the process. In a container, where
+    /// many processes have the id 1, four random digits follow.
     pub(crate) fn label(&self) -> String {
         self.label.clone().unwrap_or_else(|| match process::id() {
             1 => format!("{}:1-{:04}", host(), random() % 10_000),
@@ -267,7 +267,8 @@ impl LockOptions {
         Error::require(is_lease, "lease", "must be 10 ms to 365 days")?;
         let max_hold = self.max_hold.unwrap_or(LEASE_MAX);
         Error::require(max_hold >= LEASE_MIN, "max_hold", "must be at least 10 ms")?;
-        // A handle's options from the client are cut to its lease, except for a `keep` of its own.
+        // Options that a handle has from the client are cut to the lease of the handle, but a
+        // `keep` that it has set itself is not.
         let is_client = ptr::eq(self, &raw const *config.options);
         let fits = !is_client || self.tenure.unwrap_or_default() <= lease / 3;
         Error::require(fits, "tenure", "must be at most a third of the lease")?;

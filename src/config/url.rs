@@ -113,7 +113,7 @@ fn split_master(tail: &str) -> Result<(String, String)> {
     Ok((master.into(), format!("/{database}{rest}")))
 }
 
-/// Splits the client's settings off the query of a URL. Returns a URL that cannot be parsed
+/// Splits the client's settings off the query of a URL. If the URL cannot be parsed, returns it
 /// unchanged.
 fn split_options(url: &str) -> Result<(String, Options)> {
     let parsed = redis::parse_redis_url(url).filter(|parsed| parsed.query().is_some());
@@ -143,8 +143,8 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     Ok((parsed.into(), options))
 }
 
-/// Returns `true` for an option that the URL of one server may have in its query, about the
-/// connection.
+/// Returns `true` for an option about the connection, which the URL of a single server may have in
+/// its query.
 pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     match name {
         // The version of the protocol makes no difference to users of this library.
@@ -154,7 +154,7 @@ pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     }
 }
 
-/// Returns `true` for an option of a query that has a password.
+/// Returns `true` for a query option whose value contains a password.
 fn is_secret(name: &str) -> bool {
     matches!(name, "master_login" | "pass")
 }
@@ -310,9 +310,9 @@ const UNITS: [(&str, f64); 7] = [
     ("d", 86_400.0),
 ];
 
-/// Parses a duration as a [URL](crate::Builder::from_url) has it, for the command lines and
-/// settings of programs: a number, with or without decimals, and `us`, `ms`, `s`, `m`, `h` or `d`.
-/// Without a unit it is in seconds.
+/// Parses a duration in the form that a [URL](crate::Builder::from_url) uses, for the command lines
+/// and settings of programs: a number, with or without decimals, and `us`, `ms`, `s`, `m`, `h` or
+/// `d`. Without a unit it is in seconds.
 ///
 /// # Errors
 ///

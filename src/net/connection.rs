@@ -35,7 +35,7 @@ const COLLECT: Duration = Duration::from_millis(10);
 pub(crate) struct Connection {
     pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) socket: Option<OpenSocket>,
-    /// Whether the connection still relies on its last socket.
+    /// Whether the last socket was opened successfully and has not been given up.
     opened: bool,
     pub(crate) in_flight: InFlight,
     /// The slot of the last thread that used the connection, to reuse the memory.
@@ -129,7 +129,7 @@ impl Connection {
     /// Opens the connection unless it is open, and ensures that it leads to the right server, as
     /// far as this can be found out in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        // One that has ended since its last use suggests that the server has moved.
+        // A connection that has ended since its last use suggests that the server has moved.
         let was_ready = self.is_ready();
         self.refresh_route(deadline);
         let is_open = was_ready && self.is_open();
@@ -227,8 +227,8 @@ impl Connection {
         self.connect(deadline)
     }
 
-    /// Asks for a sign of life over the open connection, unless there was one. Without a login,
-    /// only the first reply shows that the server has accepted the connection.
+    /// Sends a PING over the open connection, unless a reply has already arrived over it. Without a
+    /// login, only the first reply shows that the server has accepted the connection.
     pub(crate) fn await_greeting(&mut self, deadline: Instant) -> Result<(), Failure> {
         if self.socket.as_ref().is_some_and(|socket| socket.greeted) {
             return Ok(());
@@ -236,7 +236,7 @@ impl Connection {
         let ping = Request::command(&redis::cmd("PING"));
         let reply = self.ask(vec![ping], deadline).reply();
         match self.factory.check_assent(reply) {
-            // The login may lack the right to ask.
+            // The user may lack the permission for PING.
             Err(failure) if failure.kind != FailureKind::Rejected => Err(failure.of_question()),
             _ if self.is_connected() => Ok(()),
             // Anything after the reply belongs to no request.
@@ -271,7 +271,7 @@ impl Connection {
         self.send(requests.into_iter().map(|request| Exchange::awaited(request, &slot)));
         self.read_until(&slot);
         if self.in_flight.calls_wait() {
-            // The late reply would be taken for that to the next request.
+            // A late reply would be taken for the reply to the next request.
             self.time_out();
         }
         slot
@@ -373,7 +373,7 @@ impl Connection {
         self.receive_next(wait)
     }
 
-    /// Reads the next reply or message; `None` if it has not arrived, so that it can be read later.
+    /// Reads the next reply or message; `None` if it has not arrived and can be read later.
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.time_out())) };
         let received = socket.stream.receive(wait, &self.factory.spin);
@@ -396,12 +396,13 @@ impl Connection {
         while clock::elapsed(begun) < COLLECT && self.receive(WaitFor::Nothing) {}
     }
 
-    /// Reads all outstanding replies. Closes the connection if they have not arrived by then.
+    /// Reads all outstanding replies. Closes the connection if they have not arrived by the
+    /// deadline.
     pub(super) fn read_all(&mut self, deadline: Instant) -> Result<(), Failure> {
         self.read_outstanding(deadline).map_err(|failure| self.give_up(failure))
     }
 
-    /// Reads all outstanding replies. Fails if they have not arrived by then.
+    /// Reads all outstanding replies. Fails if they have not arrived by the deadline.
     pub(super) fn read_outstanding(&mut self, deadline: Instant) -> Result<(), Failure> {
         while self.receive(WaitFor::SoonReply { deadline }) {}
         let is_good = self.is_connected() && self.in_flight.is_empty();
@@ -435,7 +436,7 @@ impl Connection {
         self.give_up(Failure::io(FailureKind::Disconnected, &self.factory.label(), error));
     }
 
-    /// Closes the socket, which will be replaced. Everything in flight fails for this reason.
+    /// Closes the socket, which will be replaced. Everything in flight fails with this failure.
     pub(crate) fn give_up(&mut self, failure: Failure) -> Failure {
         // A socket that was due for replacement does not count as broken.
         let is_retiring = self.retiring().is_some();

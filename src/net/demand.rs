@@ -1,9 +1,9 @@
 //! Waiting until a write has reached replicas or disks: WAIT and WAITAOF.
 //!
-//! Both are about everything that the same connection has written before, so they are sent together
-//! with the script, in one write, and one is enough for all scripts in it. A request behind them on
-//! the same connection would wait, too, so none is sent. A quorum goes on without the servers that
-//! are still waiting. `in_flight.rs` has the replies that wait for them.
+//! Both cover everything written earlier on the same connection. So one such request is sent along
+//! with the scripts, in the same write, and is enough for all of them. Further requests on that
+//! connection would wait, too, so none are sent. A quorum goes on without the servers that are
+//! still waiting. `in_flight.rs` keeps the replies of the scripts until then.
 //!
 //! A script that does nothing, because the lock is held, has nothing to wait for. If locks were
 //! held recently, the request to wait is sent only once a reply says that something was done.
@@ -41,7 +41,7 @@ impl Demand {
         Some(Self { local, replicas, timeout })
     }
 
-    /// Returns the request to wait, with a timeout that lets the server still reply by the
+    /// Returns the request to wait, with a timeout that still lets the server reply by the
     /// deadline.
     pub(crate) fn request(&self, deadline: Instant) -> Request {
         let left = deadline.saturating_duration_since(clock::now());
@@ -60,7 +60,7 @@ impl Demand {
         Self { replicas: 0, ..*self }.request(clock::now())
     }
 
-    /// Decides by the reply of `server` to the request to wait whether the write counts. Returns
+    /// Decides whether the write counts, from the reply of `server` to the request to wait. Returns
     /// `None` for a reply of another shape.
     pub(crate) fn check(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
         let required = self.required();
@@ -81,8 +81,8 @@ impl Demand {
         Some(Err(Failure { kind: FailureKind::NotReplicated { acked, required }, ..failure }))
     }
 
-    /// Returns how many of those required have confirmed the write; `None` for a reply of another
-    /// shape.
+    /// Returns how many of the required disks and replicas have confirmed the write; `None` for a
+    /// reply of another shape.
     fn acked(&self, reply: &Value) -> Option<u32> {
         // WAIT replies with one number, and WAITAOF with two.
         let (disks, replicas) = match (reply, self.local) {
@@ -110,8 +110,8 @@ pub(crate) fn is_done(reply: &Value) -> bool {
     }
 }
 
-/// Caps a number of acknowledgements at the required number: surplus ones of replicas do not
-/// replace that of the disk.
+/// Caps a number of acknowledgements at the required number: surplus ones from replicas do not make
+/// up for a missing one from the disk.
 fn count(acked: i64, required: u32) -> Option<u32> {
     if acked < 0 {
         return None;

@@ -125,7 +125,7 @@ impl Endpoint {
         })
     }
 
-    /// Returns another TCP server with the same login, over TLS if this one is.
+    /// Returns another TCP server with the same login, over TLS if this one uses TLS.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
@@ -238,7 +238,7 @@ impl Endpoint {
 
     pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
         let mut greeting = Vec::new();
-        // A user without a password may need none.
+        // A user whose login has no password may not need one.
         let password = self.login.password().or(self.login.username().map(|_| ""));
         if let Some(password) = password {
             let auth = redis::cmd("AUTH").arg(self.login.username()).arg(password).take();
@@ -274,7 +274,7 @@ fn refuse<T>(why: &str) -> ApiResult<T> {
     Err(Error::invalid("url", why))
 }
 
-/// Refuses a URL of another form, and says what a URL looks like.
+/// Refuses a malformed URL, and says how to write one.
 fn refuse_form<T>(why: &str) -> ApiResult<T> {
     refuse(&format!("{why}, {URL_HINT}"))
 }

@@ -42,9 +42,9 @@ const REFUSALS: [&str; 15] = [
     "WRONGPASS",
 ];
 
-/// The starts of such error texts without a code of their own, from Redis, managed services and
-/// proxies. Elsewhere in a text the same words prove nothing: a proxy may use them to report a lost
-/// server.
+/// The starts of the texts of other such errors, which have no code of their own, from Redis,
+/// managed services and proxies. Elsewhere in a text the same words prove nothing: a proxy may use
+/// them to report a lost server.
 const REFUSING_TEXTS: [&str; 20] = [
     "bad lua script for redis cluster",
     "command is not available",
@@ -68,22 +68,23 @@ const REFUSING_TEXTS: [&str; 20] = [
     "wrong number of arguments",
 ];
 
-/// The words after the name of a command in such a text: `command eval not support for normal
-/// user`.
+/// The words after the name of a command in the text of a refusal: `command eval not support for
+/// normal user`.
 const REFUSED_COMMAND: [&str; 4] = ["is disabled", "is not allowed", "not allowed", "not support"];
 
 /// The name of a script in the error that ended it. The scripts of this library fail before they
 /// write.
 const SCRIPT: &str = "user_script:";
 
-/// Stands in place of a code, in Redis before 7, when a script returns the error of a refused
+/// Redis before 7 sends this in place of a code when a script returns the error of a refused
 /// command.
 const PLACE: &str = "@user_script:";
 
-/// The starts of the texts of a script whose user lacks a permission.
+/// The starts of the error texts of a script whose user lacks a permission.
 const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing the script"];
 
-/// Servers repeat parts of a request in an error text, such as the owner of a lock, after this.
+/// The words after which servers repeat parts of a request, such as the owner of a lock, in an
+/// error text.
 const ARGUMENTS: &str = ", with args beginning with";
 
 /// The text of an error reply, as shown to people.

@@ -34,15 +34,15 @@ const PAUSES: (Duration, Duration) = if cfg!(leasehold_shuttle) {
     (Duration::from_millis(5), Duration::from_millis(100))
 };
 
-/// After this time without another failure, the next pause is the first one again.
+/// After this time without another failure, the next pause is the shortest one again.
 const PAUSES_END: Duration = Duration::from_secs(1);
 
-/// Minimum time between two checks whether a silent server expects the other one of TLS and plain
-/// text. A server that is down is silent, too.
+/// Minimum time between two checks whether a silent server expects TLS and the client uses none, or
+/// the reverse. A server that is down is silent, too.
 const MISMATCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The code of the failure to connect to a server that is not the master while another address of
-/// the host may be.
+/// The code of the failure to connect to a server that is not the master, if another address of its
+/// host may lead to the master.
 pub(super) const ELSEWHERE: &str = "ELSEWHERE";
 
 /// A client's counters about its connections, to all servers.
@@ -67,7 +67,8 @@ pub(crate) struct ConnectionFactory {
     max_lifetime: Option<Duration>,
     resolver: Resolver,
     known: Mutex<KnownAddresses>,
-    /// Raised to make every open connection stale, also by the route when it leads elsewhere.
+    /// Raised to make every open connection stale. The route raises it, too, when it leads
+    /// elsewhere.
     pub(super) epoch: Arc<AtomicU64>,
     /// Raised when a connection breaks: the others may be gone too, and are checked before their
     /// next use.
@@ -100,14 +101,14 @@ pub(super) struct UselessConnection {
 /// The addresses of the server's host, from the last look-up that counted.
 #[derive(Default)]
 struct KnownAddresses {
-    /// The server whose host was looked up: a route leads to one after another.
+    /// The server whose host was looked up. A route may lead to another server each time.
     server: Arc<str>,
     addresses: Vec<SocketAddr>,
     moved: Option<Instant>,
     /// The addresses at which the last reply came from a server that is not the master. The others
     /// are tried first. Cleared once all addresses are among them.
     replicas: Vec<SocketAddr>,
-    /// When the server was last checked for the wrong choice of TLS, and stayed silent.
+    /// When the server last stayed silent in a check for TLS on only one side.
     found_no_mismatch: Option<Instant>,
 }
 
@@ -189,7 +190,7 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
-    /// Returns the failure of a request to something that is no Redis server. During a failover,
+    /// Returns the failure of a request to something that is not a Redis server. During a failover,
     /// another program may have taken over the address of the old master, and the route will soon
     /// lead elsewhere.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
@@ -240,7 +241,7 @@ impl ConnectionFactory {
 
     /// Notes that a connection was opened, perhaps in place of a broken one.
     pub(crate) fn record_opening(&self) {
-        // Each broken connection is counted once, whichever of the pool's replaces it.
+        // Each broken connection is counted once, whichever connection of the pool replaces it.
         let replaced = self
             .broken
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |broken| broken.checked_sub(1));
@@ -303,7 +304,7 @@ impl ConnectionFactory {
         Some(last.clone())
     }
 
-    /// Makes every open connection stale, and new ones ask for the server's role.
+    /// Makes every open connection stale, and makes new ones ask for the server's role.
     pub(crate) fn suspect_demotion(&self) {
         self.demoted.store(true, Ordering::Relaxed);
         self.invalidate_connections();
@@ -347,7 +348,8 @@ impl ConnectionFactory {
             }
             Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase)
         })?;
-        // Only now that the server accepts connections: one that is down is tried often.
+        // Not asked for until the server accepts connections, because a server that is down is
+        // tried often.
         let credentials = self.credentials.as_ref().map(|source| source.ask(deadline));
         let credentials = credentials.transpose().map_err(|error| {
             Failure::caused_by(FailureKind::Unreachable, &self.label(), error).at(Phase::Login)
@@ -412,8 +414,8 @@ impl ConnectionFactory {
         known.addresses.iter().any(|address| !known.replicas.contains(address))
     }
 
-    /// Returns the failure to connect. After a timeout it names the settings that limited the time,
-    /// as a login without a reply does already.
+    /// Returns the failure to connect. After a timeout, it names the settings that limited the
+    /// time. The failure of a login without a reply names them already.
     pub(super) fn with_limit(failure: Failure, settings: &str) -> Failure {
         let has_begun = matches!(failure.phase, Phase::LookUp | Phase::Connect | Phase::Tls);
         let error = failure.source.downcast_ref::<io::Error>();
@@ -425,8 +427,8 @@ impl ConnectionFactory {
         Failure { source: Arc::new(io::Error::new(io::ErrorKind::TimedOut, why)), ..failure }
     }
 
-    /// Notes the result of a look-up, and returns the epoch of the connections. If an earlier
-    /// address is missing, the server has moved, and every open connection is stale.
+    /// Notes the result of a look-up. If an earlier address is missing, the server has moved and
+    /// every open connection is stale. Returns the new epoch of the connections in that case.
     fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
         let mut known = self.known.lock();
         let has_moved = known.server == *server
@@ -469,7 +471,7 @@ impl ConnectionFactory {
                 let failure = Failure::io(FailureKind::Transient, &self.label(), error);
                 Err(Failure { code: code.into(), ..failure })
             }
-            // Without a route, a server that does not tell its role counts as a master.
+            // Without a route, a server that does not report its role counts as a master.
             (Step::Role, Err(failure)) if self.route.is_some() || !is_error_reply(&failure) => {
                 Err(failure)
             }
@@ -493,8 +495,8 @@ impl ConnectionFactory {
         }
     }
 
-    /// Returns the failure for an error reply of the server at this address, perhaps its first
-    /// reply over the connection.
+    /// Returns the failure for an error reply of the server at this address. `is_first` says
+    /// whether it is the first reply over the connection.
     pub(super) fn failure_of_reply(
         &self,
         error: &ServerError,

@@ -9,8 +9,8 @@
 //! | none by the deadline of a posted one | it is answered with a timeout, and the reply ignored |
 //! | the connection is closed | it is answered with that failure |
 //!
-//! Posted requests are expired by the thread that waits for replies on the connection, and while
-//! none does, by a sweep.
+//! Posted requests are expired by the thread that waits for replies on the connection, or by a
+//! sweep while no thread waits.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,13 +32,14 @@ pub(super) const POSTED_MAX: usize = 16 * 1024;
 /// A request, and the destination of its reply.
 pub(crate) struct Exchange {
     pub(super) request: Request,
-    /// A later reply does not count.
+    /// A reply after this does not count.
     pub(crate) deadline: Instant,
     /// The end of the posting thread's wait for a connection to open, or for room.
     pub(super) write_by: Instant,
     /// The durability a positive reply must reach before it counts.
     pub(super) demand: Option<(Demand, SendWait)>,
-    /// Whether no later request may overtake it. It then fails instead of being resent behind them.
+    /// Whether no later request may overtake it. If so, it fails instead of being resent behind
+    /// later ones.
     pub(super) keeps_order: bool,
     pub(super) to: ReplyTo,
     pub(super) sent: Option<Instant>,
@@ -51,7 +52,7 @@ pub(super) enum ReplyTo {
     /// To a callback: no thread waits for it.
     Callback(OnReply),
     Nowhere,
-    /// To a thread that waits for several, with the index of this one.
+    /// To a thread that waits for several replies, with the index of this one.
     Slot(Arc<ReplySlot>, usize),
     /// The reply says whether everything done before is as durable as demanded.
     Wait(Demand),
@@ -60,7 +61,7 @@ pub(super) enum ReplyTo {
 impl ReplyTo {
     pub(super) fn pass_on(self, reply: Reply) {
         match self {
-            // The thread that reads it has other replies to pass on.
+            // A panic must not reach the reading thread, which has other replies to pass on.
             Self::Callback(on_reply) => drop(catch_unwind(AssertUnwindSafe(|| on_reply(reply)))),
             Self::Slot(slot, place) => slot.answer(place, reply),
             Self::Nowhere | Self::Wait(_) => {}
@@ -85,13 +86,13 @@ pub(crate) struct InFlight {
     pub(super) posted: usize,
     /// Executed requests that may not be as durable as demanded yet.
     unconfirmed: Vec<(Exchange, Value)>,
-    /// The replies that have arrived and were not passed on.
+    /// The replies that have arrived but have not been passed on.
     pub(super) ready: VecDeque<(Exchange, Reply)>,
     /// The scripts that were sent in full, so that the server knows them.
     known: Vec<&'static Script>,
     last_reply: Option<Instant>,
-    /// No posted request expires before this; `None` if none is in flight. May be that of one that
-    /// was answered.
+    /// No posted request expires before this; `None` if none is in flight. May still be the
+    /// deadline of a request that has been answered.
     next_expiry: Option<Instant>,
 }
 
@@ -218,7 +219,7 @@ impl InFlight {
         } else if let (Some(script), Err(failure)) = (exchange.request.script, &reply)
             && failure.code == "NOSCRIPT"
         {
-            // The server has restarted, or SCRIPT FLUSH has made it forget.
+            // The server has restarted, or SCRIPT FLUSH has made it forget the script.
             self.known.retain(|known| !ptr::eq(*known, script));
             if self.is_wanted_again(&exchange) {
                 exchange.request = exchange.request.in_full();
@@ -283,7 +284,7 @@ impl InFlight {
         expired
     }
 
-    /// Returns when to take the requests that have expired.
+    /// Returns when to call `take_expired` next.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         self.next_expiry
     }
@@ -316,7 +317,7 @@ impl Exchange {
         Self::new(request, deadline, ReplyTo::Callback(on_reply))
     }
 
-    /// The same, but the posting thread waits to write it until then at most.
+    /// The same, but the posting thread waits until `write_by` at most to write it.
     pub(crate) fn written_by(self, write_by: Instant) -> Self {
         Self { write_by: self.deadline.min(write_by), ..self }
     }
@@ -351,12 +352,12 @@ impl Exchange {
         self.has_callback() && self.deadline <= now
     }
 
-    /// Returns `true` if the server reads nothing behind it until it has replied.
+    /// Returns `true` if the server reads nothing behind this request until it has replied to it.
     pub(super) fn blocks(&self) -> bool {
         matches!(self.to, ReplyTo::Wait(_))
     }
 
-    /// Returns the slot of the thread that the reply is for, even if it no longer waits.
+    /// Returns the slot of the thread that the reply is for, even if the thread no longer waits.
     pub(super) fn slot(&self) -> Option<&Arc<ReplySlot>> {
         if let ReplyTo::Slot(slot, _) = &self.to { Some(slot) } else { None }
     }

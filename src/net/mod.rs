@@ -20,15 +20,17 @@
 //! Who does what on a connection:
 //!
 //! - **Writes.** The thread that has taken the connection from `shared_queue`, along with what
-//!   other threads have queued. `post_writer` writes what no thread waits for, where writing may
-//!   block.
-//! - **Reads.** The same thread, until it has its own replies. It hands replies of others to their
-//!   slots (`packed`), and lends the connection to a thread whose replies are still to come.
+//!   other threads have queued. Where the thread may block, `post_writer` writes the requests that
+//!   no thread waits for.
+//! - **Reads.** The same thread, until it has its own replies. It hands replies for others to their
+//!   slots (`packed`), and then lends the connection to a thread whose replies are still
+//!   outstanding.
 //! - **Waits.** A thread waits for its slot, or reads. No thread exists only to read: a reply is
 //!   read by the thread that waits for it, or by another thread that is already reading.
 //! - **Deadlines.** A thread that waits for a reply also fails the posted requests on its
-//!   connection that expire in the meantime. Where no thread waits, and in the queue, a sweep does.
-//!   A thread that holds unsent ones never waits beyond the first of their deadlines.
+//!   connection that expire in the meantime. A sweep does so on connections on which no thread
+//!   waits, and in the queue. A thread that holds unsent requests never waits beyond the earliest
+//!   of their deadlines.
 //! - **Order.** `in_flight` knows which requests are outstanding, and matches replies to them.
 //!
 //! Work that cannot be interrupted, such as looking up a host, is done by `shared_call` on threads

@@ -38,8 +38,8 @@ use crate::net::post_writer::PostWriter;
 use crate::net::shared_queue::{Loan, PooledConnection, Requests, SharedQueue};
 use crate::net::wait::WaitFor;
 
-/// How long a call waits for the reply to a needless WAIT, before it continues without its
-/// connection.
+/// How long a call waits for the reply to a WAIT that turned out to be needless, before it leaves
+/// the connection to a sweep.
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
 /// After a pause, threads connect again at random times within this many milliseconds.
@@ -76,9 +76,9 @@ impl Multiplexer {
         })
     }
 
-    /// Sends a request and waits for the reply. Sends it at once if a connection is free, but if
-    /// other threads are sending batches, with the next batch. With a demand, a reply that reports
-    /// a change counts only once the demand is met.
+    /// Sends a request and waits for the reply. Sends it at once if a connection is free, or with
+    /// the next batch if other threads are sending batches. With a demand, a reply that reports a
+    /// change counts only once the demand is met.
     pub(crate) fn exchange(
         &self,
         request: Request,
@@ -123,9 +123,9 @@ impl Multiplexer {
         own
     }
 
-    /// Sleeps until callers may connect again, so that no call fails because of an attempt before
-    /// it began. Leaves at least half of its time for its own attempt. An attempt that has failed
-    /// since then is the call's own, too.
+    /// Sleeps until callers may connect again, so that no call fails because of an attempt made
+    /// before the call began. Leaves the call at least half of its time for its own attempt. An
+    /// attempt that has failed since the call began counts as its own.
     fn await_next_try(&self, idle: &mut PooledConnection, begun: Instant, deadline: Instant) {
         if let Some(pause) = self.factory.pause()
             && pause.since <= begun
@@ -171,8 +171,8 @@ impl Multiplexer {
         let begun = clock::now();
         let is_reader = own.wait();
         if is_reader {
-            // Another thread has lent its connection. If it had to be opened first, the requests
-            // came back unsent.
+            // Another thread has lent its connection. If the connection has to be opened first, the
+            // requests came back unsent.
             let Loan { mut connection, unsent, .. } = self.queue.take_lent(own);
             if unsent.is_empty() {
                 return self.read(connection, own);
@@ -195,7 +195,7 @@ impl Multiplexer {
     }
 
     /// Writes requests that no thread waits for, now or as soon as a connection is free. Blocks
-    /// only for room to write, and to open a connection.
+    /// only while it opens a connection or waits for room to write.
     pub(crate) fn post(&self, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         match self.queue.take(Requests::Own, deadline) {
@@ -233,7 +233,8 @@ impl Multiplexer {
         unsent
     }
 
-    /// Reads all outstanding replies, and closes the connections over which they do not arrive.
+    /// Reads all outstanding replies, and closes the connections over which they do not arrive in
+    /// time.
     pub(crate) fn drain(&self, deadline: Instant) {
         loop {
             let mut state = self.queue.state.lock();
@@ -329,8 +330,8 @@ impl Multiplexer {
         if let Some(free) = idle.take_if(|idle| !idle.connection.in_flight.is_blocked()) {
             self.send_queued(free, own.deadline);
         }
-        // Woken only now, so that the server gets its next requests first: waking many threads
-        // takes long.
+        // Woken only now, so that the server gets its next requests first, because waking many
+        // threads takes a while.
         for (exchange, reply) in buffered {
             exchange.answer(reply);
         }
@@ -342,8 +343,8 @@ impl Multiplexer {
     }
 
     /// Sends queued requests over an idle connection, or gives it back. The thread has until the
-    /// deadline to write what other threads have posted. Requests that do not fit in that time
-    /// fail.
+    /// deadline to write what other threads have posted. Requests that cannot be written in that
+    /// time fail.
     fn send_queued(&self, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut idle) = free {
@@ -410,7 +411,7 @@ impl Multiplexer {
             // This thread has no time to open a connection.
             self.send_queued(due, now);
         }
-        // A statement of its own, so that the lock is released: a callback may take it.
+        // A separate statement, which releases the lock, because a callback may take it.
         let expired = self.queue.state.lock().take_expired(now);
         self.fail_unsent(expired);
         // These were posted while every connection was in use.
@@ -466,7 +467,8 @@ mod tests {
         peer
     }
 
-    /// They may come from a proxy that repeats requests, or says why it closes a connection.
+    /// Surplus bytes may come from a proxy that repeats requests, or says why it closes a
+    /// connection.
     #[test]
     fn surplus_bytes_are_not_the_reply_to_the_next_request() {
         for (with_reply, later) in [(":1\r\n:2\r\n", ""), (":1\r\n", ":2\r\n")] {
@@ -529,7 +531,7 @@ mod tests {
         succeeds_after_an_outage(2);
     }
 
-    /// Sends a request after an outage, before which this many threads sent theirs together.
+    /// Sends a request after an outage. Before the outage, this many threads sent theirs together.
     fn succeeds_after_an_outage(last_batch: usize) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let server = server_at("", &listener);
@@ -548,7 +550,7 @@ mod tests {
         peer.join().expect("no panic");
     }
 
-    /// Else those that are queued behind it would fail together, long before their time is over.
+    /// Otherwise the calls queued behind it would fail together, long before their deadlines.
     #[test]
     fn a_call_that_comes_too_late_makes_no_other_pause() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -558,7 +560,7 @@ mod tests {
         assert!(server.factory.pause().is_none());
     }
 
-    /// The master may have moved since they were asked.
+    /// The master may have moved since the sentinels last answered.
     #[test]
     fn a_connection_that_ends_while_the_sentinels_are_asked_is_not_replaced_without_an_answer() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -687,7 +689,7 @@ mod tests {
         peer.join().expect("no panic");
     }
 
-    /// A server may not execute requests behind more than that.
+    /// If more is in flight, a server may not execute the rest.
     #[test]
     fn no_more_is_posted_over_an_open_connection_than_a_server_reads_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -1,8 +1,8 @@
 //! Packed requests, and the slots in which threads wait for the replies.
 //!
-//! A script is called by its hash. A server that has not seen it since it started replies NOSCRIPT,
-//! and is then sent the whole script. That takes one round trip and makes the script known. Unlike
-//! SCRIPT LOAD, it reaches the node that has the keys.
+//! A script is called by its hash. A server that has not seen the script since its last start
+//! replies NOSCRIPT, and is then sent the whole script with EVAL. That takes one round trip and
+//! makes the script known. Unlike SCRIPT LOAD, EVAL reaches the node that has the keys.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,8 +44,8 @@ pub(crate) enum Arg<'a> {
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
-    /// Whether it is preceded by ASKING, with which a node serves a slot that is still moving to
-    /// it. The reply to ASKING is ignored: if it had no effect, the request is redirected.
+    /// Whether it is preceded by ASKING, which makes a node serve a slot that is still moving
+    /// there. The reply to ASKING is ignored: if it had no effect, the request is redirected.
     pub(super) asking: bool,
     pub(crate) script: Option<&'static Script>,
     /// Whether it may change data, as scripts do.
@@ -98,7 +98,7 @@ impl Request {
     }
 
     /// Returns the failure for an error reply. If the request has no effect, an error that does not
-    /// say whether it was executed is a refusal.
+    /// say whether it was executed counts as a refusal.
     pub(super) fn judge(&self, failure: Failure) -> Failure {
         if self.has_effect { failure } else { failure.of_question() }
     }
@@ -139,7 +139,8 @@ impl ReplySlot {
         Arc::new(Self { deadline, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// Resets a used one, to reuse the memory, or replaces it if a request still has it.
+    /// Resets a used slot, to reuse its memory, or replaces the slot if a request still refers to
+    /// it.
     pub(super) fn renew(used: &mut Arc<Self>, deadline: Instant) -> Arc<Self> {
         match Arc::get_mut(used) {
             Some(unused) => {
@@ -154,7 +155,7 @@ impl ReplySlot {
         used.clone()
     }
 
-    /// Reserves the place of one more reply, and returns its index.
+    /// Reserves a place for one more reply, and returns its index.
     pub(super) fn add(&self) -> usize {
         let mut state = self.state.lock();
         state.replies.push(None);
@@ -193,7 +194,7 @@ impl ReplySlot {
         waits
     }
 
-    /// Takes a reply. Has no effect if the thread no longer waits for it.
+    /// Stores a reply. Has no effect if the thread no longer waits for it.
     pub(super) fn answer(&self, place: usize, reply: Reply) {
         let mut state = self.state.lock();
         if !state.waits || state.replies[place].is_some() {

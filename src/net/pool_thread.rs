@@ -77,7 +77,7 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Does nothing once the owner is gone.
+    /// Creates a sweep that does nothing once the owner is gone.
     pub(crate) fn new<T: Send + Sync + 'static>(
         thread: &PoolThread,
         owner: &Weak<T>,

@@ -1,7 +1,7 @@
 //! Writing requests that no thread waits for.
 //!
 //! The thread that drops a guard writes the release at once, because the program may end right
-//! after. Replies that have arrived are read first, because a program that ends with unread ones
+//! after. Replies that have arrived are read first, because a program that ends with unread replies
 //! resets the connection, and the server might not read any further.
 
 use std::time::Instant;
@@ -73,7 +73,7 @@ impl PostWriter {
             if connection.in_flight.has_room(next.request.bytes.len()) {
                 connection.record(posted.next());
             } else {
-                // These are written even if the program ends right after.
+                // The requests added so far are then written even if the program ends right after.
                 drop(connection.write(&[]));
                 // The connection stays open: others may wait for its replies for longer.
                 outcome = self.wait(|| connection.read_outstanding(deadline));
@@ -92,7 +92,7 @@ impl PostWriter {
         {
             return Err(failure.clone());
         }
-        // Not under the lock, so that threads at other connections do not wait for this one.
+        // Not under the lock, so that threads on other connections do not wait for this one.
         wait().inspect_err(|failure| {
             let now = clock::now();
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));

@@ -2,8 +2,8 @@
 //!
 //! Servers speak version 2 of the protocol to a client that asks for no other. A reply is parsed
 //! part by part as it arrives, so that nothing is searched twice, and within limits. The parser of
-//! `redis` allows replies of any length, and clears 8 KB for each read, which would be a quarter of
-//! the instructions of a lock and its release.
+//! `redis` allows replies of any length, and clears 8 KB for each read, which would take a quarter
+//! of the instructions for acquiring and releasing a lock.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -26,7 +26,7 @@ const LARGE: usize = 64 * 1024;
 /// Maximum length of a reply, in bytes. A working server sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;
 
-/// Maximum memory of the parsed part of a reply. A short value takes many times its bytes.
+/// Maximum memory of the parsed part of a reply. A short value takes many times its length.
 const LARGEST: usize = 64 * 1024 * 1024;
 
 /// Estimated overhead of the allocator for each value. An error reply becomes two strings.
@@ -113,7 +113,7 @@ impl RespStream {
         self.stream.poll_fd(self.polled().1)
     }
 
-    /// The same, while another thread may use or close the connection.
+    /// Like `poll_fd`, but usable while another thread may use or close the connection.
     pub(crate) fn polled(&self) -> (Arc<Stream>, PollFlags) {
         let room = if self.is_writing() { PollFlags::OUT } else { PollFlags::IN };
         (self.stream.clone(), PollFlags::IN.union(room))
@@ -130,7 +130,7 @@ impl RespStream {
         };
         if self.written * 2 >= self.out.len() {
             self.out.drain(..mem::take(&mut self.written));
-            // A large batch is rare, and a connection lasts long.
+            // Large batches are rare, and connections last long.
             self.out.shrink_to(LARGE);
         }
         Ok(())
@@ -331,7 +331,7 @@ impl ReplyBuffer {
     }
 }
 
-/// Parses an error reply. A server may cut the part of a request that it repeats within a
+/// Parses an error reply. A server that repeats a part of a request may cut it off within a
 /// character.
 fn error_reply(text: &[u8]) -> Result<Value, &'static str> {
     let text = &text[..text.len().min(ERROR_TEXT)];

@@ -1,9 +1,10 @@
 //! The location of a master that another server may replace.
 //!
-//! The thread that needs a connection finds out: before a new one is opened, after a failure, and
-//! when the last answer is older than [`VALID_FOR`]. No request goes to a server that was replaced
-//! longer ago than that, even if the server itself has not noticed. There is no thread for this and
-//! no subscription, whose silence could just as well mean a broken connection.
+//! The thread that needs a connection finds out where the master is: before a new one is opened,
+//! after a failure, and when the last answer is older than [`VALID_FOR`]. No request goes to a
+//! server that was replaced longer ago than that, even if the server itself has not noticed. There
+//! is no thread for this and no subscription, whose silence could just as well mean a broken
+//! connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Asks the sentinels until the deadline, given the address at which there was no master. Returns
+/// Asks the sentinels until the deadline, given the address at which no master was found. Returns
 /// the location of the master, and when the sentinel that named it was asked: its answer may be
 /// that old by the time it is read.
 pub(super) type AskSentinels =
@@ -114,8 +115,8 @@ impl Route {
         Moment::now().0 < self.valid_until.load(Ordering::SeqCst)
     }
 
-    /// Finds out where the master is, unless that was done recently. If it fails, the last known
-    /// location stays.
+    /// Finds out where the master is, unless that was done recently. If no sentinel answers, the
+    /// last known location stays valid, unless a move was suspected.
     pub(super) fn refresh(&self, deadline: Instant) {
         if self.is_current() {
             return;
@@ -186,7 +187,8 @@ impl Route {
     }
 }
 
-/// Returns the failure of all sentinels, given that of one.
+/// Returns the failure when no sentinel of `master` has answered. `last` is the failure of one of
+/// them.
 pub(super) fn unanswered(master: &str, last: Option<Failure>) -> Failure {
     let server = sentinels_label(master);
     match last {

@@ -84,9 +84,9 @@ pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactor
 }
 
 impl Sentinels {
-    /// Asks one sentinel after another, each for its share of the time: until one answers, the
-    /// first time until most of them agree, or all of them if an address was rejected. After that,
-    /// the one whose answer counts is asked first.
+    /// Asks one sentinel after another, each for its share of the time, until one answers. The
+    /// first time, asks until most of them agree; if an address was rejected, asks all of them. The
+    /// sentinel whose answer counts is the first to be asked the next time.
     fn ask(
         &mut self,
         rejected: Option<&Address>,

@@ -68,7 +68,7 @@ impl ServerFactory {
         self.pools.clone()
     }
 
-    /// The same servers, with this function for looking up hosts.
+    /// Replaces the function that looks up hosts.
     #[cfg(test)]
     pub(crate) fn looking_up(
         self,
@@ -107,7 +107,7 @@ impl ServerFactory {
         self.pooled(self.connections(endpoint))
     }
 
-    /// Like `server`, for a server to which a route leads. Only the login of the endpoint counts.
+    /// Like `server`, for a server to which a route leads. The address of the endpoint is not used.
     pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Arc<Multiplexer> {
         let mut connections = self.connections(endpoint);
         // A new address makes every connection along the route stale at once.
@@ -116,7 +116,7 @@ impl ServerFactory {
         self.pooled(connections)
     }
 
-    /// Returns what makes connections outside a pool.
+    /// Creates the factory of the connections to a server.
     pub(crate) fn connections(&self, endpoint: Endpoint) -> ConnectionFactory {
         let mut factory = ConnectionFactory::new(endpoint, &self.config, self.resolver.clone());
         factory.credentials.clone_from(&self.credentials);

@@ -1,11 +1,11 @@
-//! Calls that cannot be cut short, and that may take far longer than a caller has time: the
+//! Calls that cannot be cut short, and that may take far longer than a caller can wait: the
 //! system's look-up of a host, the program's callback for credentials, and reading certificates
 //! from a file system that may hang.
 //!
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines. A
-//! caller with the same argument as a call in progress waits for that one. A call that has not
-//! returned for long may never return, so the next caller starts another; at most two with the same
-//! argument run at a time. An answer that is too late for all of them is kept for the next caller;
+//! caller with the same argument as a call in progress waits for that call. A call that has run for
+//! a long time may never return, so the next caller starts another; at most two with the same
+//! argument run at a time. An answer that is too late for all callers is kept for the next one;
 //! otherwise a client could never connect if a function always took longer than `connect_timeout`.
 
 use std::convert::Infallible;
@@ -22,10 +22,10 @@ use crate::base::clock;
 use crate::base::sync::{receive, spawn};
 use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
 
-/// How long to keep an answer that no caller has waited for.
+/// How long to keep an answer that no caller has taken.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// How long callers rely on a call before another one is started.
+/// How long a call may run before a later caller starts another one.
 const SLOW_AFTER: Duration = Duration::from_secs(30);
 
 /// Maximum number of concurrent calls with the same argument.
@@ -110,7 +110,7 @@ where
         spawn(self.thread, move || {
             let answer = function(&this.argument);
             this.answer.get_or_init(|| (answer, clock::now()));
-            // Wakes all callers at once, also if the function has panicked.
+            // Wakes all callers at once, even if the function has panicked.
             drop(end);
         })?;
         calls.push(call.clone());

@@ -7,13 +7,14 @@
 //! 1. Only the thread that has taken a connection from here writes to it and reads from it.
 //! 2. A thread with requests of its own takes a connection and sends them at once. If other threads
 //!    send batches, it queues them instead, to be sent with the next batch.
-//! 3. A thread that gives a connection back sends what is queued first, first come, first served.
-//!    If a thread waits for the first of these requests, it lends the connection to that thread,
-//!    which also reads the reply.
+//! 3. A thread that gives a connection back first sends what is queued, first come, first served.
+//!    It then lends the connection to the first thread that waits for one of these replies, and
+//!    that thread reads them.
 //! 4. A connection with outstanding replies lingers here. The next thread to take it reads them, or
 //!    a sweep does.
-//! 5. A connection that waits for replicas or disks is blocked: no other request is put behind
-//!    that. If no other connection is left, it is closed.
+//! 5. A connection that waits for replicas or disks is blocked: no other request is sent behind
+//!    that wait. If only blocked connections are left, a thread that needs one closes one of them
+//!    and opens it again.
 //!
 //! The pool is r2d2's. It creates closed connections, so taking one from it never depends on the
 //! network. The thread that uses a connection opens it.
@@ -85,14 +86,14 @@ pub(super) struct Loan {
 
 /// A connection that returns to the pool when this is dropped.
 pub(super) struct PooledConnection {
-    // Dropped before the user is: once there is one user less, a connection is free.
+    // Dropped before `_user`: once the number of users goes down, a connection is free.
     pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
     /// Whether the thread was panicking when it took the connection.
     unwinding: bool,
     _user: PoolUser,
 }
 
-/// A panic may have left requests in flight. The next user would take their replies as its own.
+/// A panic may have left requests in flight. The next user would take their replies for its own.
 impl Drop for PooledConnection {
     fn drop(&mut self) {
         #[cfg(all(test, leasehold_shuttle))]
@@ -118,8 +119,8 @@ pub(super) struct ClosedConnections {
     last: Arc<LastConnection>,
 }
 
-/// The last connection of a pool may be idle this many times as long as the others. That saves a
-/// connect for each lock to a client that rarely locks.
+/// The last connection of a pool may be idle this many times as long as the others. This saves a
+/// client that rarely locks a connect for each lock.
 const LAST_IS_IDLE: u32 = 10;
 
 /// The last connection of a pool, after r2d2 has removed it as idle.
@@ -180,7 +181,7 @@ impl CustomizeConnection<Connection, Infallible> for Removals {
         last.thread.after(time, move || {
             let Some(last) = weak.upgrade() else { return };
             let mut kept = last.kept.lock();
-            // With another number, a later connection has taken its place.
+            // If the number differs, a later connection has taken its place.
             let closed = if kept.1 == number { kept.0.take() } else { None };
             drop(kept);
             drop(closed);
@@ -290,7 +291,7 @@ impl SharedQueue {
         let user = PoolUser(self.users.clone());
         // If none is idle, r2d2 creates one on the pool's thread, which takes a few microseconds.
         let left = deadline.saturating_duration_since(clock::now());
-        // That thread runs in real time even where others do not.
+        // That thread runs in real time even in a simulation.
         #[cfg(all(test, unix, not(leasehold_shuttle)))]
         let left = if executor::is_active() { Duration::from_secs(60) } else { left };
         let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left).ok());
@@ -355,7 +356,7 @@ impl SharedQueue {
     }
 
     /// Returns an idle connection, still under the lock: a thread that queues a request after this
-    /// finds it free.
+    /// finds the connection free.
     pub(super) fn return_idle(&self, idle: PooledConnection, state: &mut QueueState) {
         if !idle.connection.in_flight.is_empty() {
             // Not to the pool, which may close a connection before its replies are read.
@@ -504,7 +505,7 @@ mod tests {
         let age = Duration::from_millis(1);
         let config = Config { max_lifetime: Some(age), ..Config::default() };
         let factory = factory(&listener, &config);
-        // Another one has broken, and was not replaced.
+        // Another connection has broken, and was not replaced.
         factory.broken.store(1, Ordering::Relaxed);
         let mut connection = Connection::new(factory.clone());
         let connect = |connection: &mut Connection| {
@@ -520,7 +521,7 @@ mod tests {
         factory.broken.store(1, Ordering::Relaxed);
         connect(&mut connection);
         assert_eq!(counted(), (1, 1));
-        // It ends before its successor opens, which takes the place of the other one.
+        // It ends before its successor opens, so the successor counts as replacing the other one.
         connection.time_out();
         connect(&mut connection);
         assert_eq!(counted(), (0, 2));

@@ -1,9 +1,11 @@
-//! Sockets: connected and read by deadlines, written as far as there is room, and waited for.
+//! Sockets: connecting and reading with deadlines, writing as much as there is room for, and
+//! waiting.
 //!
-//! Sockets offer only a time limit for each call of `read`, which never ends a reply that drips in
-//! byte by byte. So every wait is for the remaining time: after a short spin if the caller allows
-//! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the
-//! end. A caller that may wait long always waits in `poll`, because `read` wakes up at intervals.
+//! Sockets offer only a time limit for each call of `read`, which never cuts off a reply that drips
+//! in byte by byte. So every wait is for the remaining time: after a short spin if the caller
+//! allows one, in `read` itself while much time is left, which saves a system call, and in `poll`
+//! at the end. A caller that may wait for a long time always waits in `poll`, because `read` wakes
+//! up at intervals.
 //!
 //! Windows has no flag that keeps a single call from blocking, so no socket blocks there, and every
 //! wait is in `poll`.
@@ -48,7 +50,7 @@ const UNPOLLED: Duration = Duration::from_millis(5);
 /// After this time without traffic, the kernel checks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Apple's systems have no `NOSIGNAL`. Rust programs ignore that signal from the start anyway.
+/// Apple's systems have no `NOSIGNAL`. Rust programs ignore `SIGPIPE` from the start anyway.
 #[cfg(all(unix, not(target_vendor = "apple")))]
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
@@ -71,7 +73,7 @@ const BLOCKS: bool = cfg!(unix);
 pub(crate) const CLOSE_NOTICED: Duration =
     if cfg!(windows) { Duration::from_millis(250) } else { POLL_MAX };
 
-/// The longest sleep in one call of `poll`. Some systems refuse a month.
+/// The longest sleep in one call of `poll`. Some systems reject a timeout of a month.
 const POLL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The longest sleep of a thread that connects. Windows before version 10.2004 does not wake it
@@ -92,8 +94,8 @@ pub(crate) enum Stream {
 
 impl Stream {
     /// Connects to the first of `addresses` that answers, as RFC 8305 recommends: each attempt
-    /// begins shortly after the one before, or when that fails, and none ends before the deadline.
-    /// At least half of the time is left for the last one.
+    /// begins shortly after the one before, or when that one fails, and none is abandoned before
+    /// the deadline. At least half of the time is left for the last one.
     pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         #[cfg(all(test, unix, not(leasehold_shuttle)))]
         if let Some(connected) = executor::connect(addresses, deadline) {
@@ -139,7 +141,7 @@ impl Stream {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(NAP))?;
                 let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
-                // There, both times are set together.
+                // On Windows, both times are set together.
                 #[cfg(windows)]
                 let keepalive = keepalive.with_interval(Duration::from_secs(1));
                 SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
@@ -251,7 +253,7 @@ impl Stream {
         BLOCKS
     }
 
-    /// Reads once. If it `naps`, waits for something to arrive, no longer than a [`NAP`].
+    /// Reads once. If `naps` is true, waits for something to arrive, but no longer than a [`NAP`].
     fn receive(&self, into: &mut [u8], naps: bool) -> io::Result<usize> {
         #[cfg(all(test, leasehold_shuttle))]
         if let Self::Fake(stream) = self {
@@ -274,7 +276,7 @@ impl Stream {
         }
     }
 
-    /// Returns what to poll for, for a thread that waits for several sockets.
+    /// Returns the entry for `poll`, for a thread that waits for several sockets.
     pub(crate) fn poll_fd(&self, what: PollFlags) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.handle(), what)
     }
@@ -321,7 +323,7 @@ fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::from(socket);
     stream.set_nonblocking(true)?;
     match net::connect(&stream, address) {
-        // The last one is how Windows says it.
+        // Windows returns `WOULDBLOCK` for a connect in progress.
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::WOULDBLOCK) => Ok(stream),
         Err(error) => Err(error.into()),
     }
@@ -412,7 +414,7 @@ fn poll_in_virtual_time(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Po
     }
 }
 
-/// Returns the time until the deadline, or a timeout error if there is none.
+/// Returns the time until the deadline, or a timeout error if none is left.
 fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(clock::now());
     if left.is_zero() {
@@ -425,8 +427,7 @@ fn has_nap(deadline: Instant) -> io::Result<bool> {
     Ok(remaining(deadline)? >= NAP)
 }
 
-/// Wakes a thread that polls: it is readable from the time it is rung until it is reset. Clones
-/// share it.
+/// Wakes a thread that polls. The alarm is readable after `ring` until `reset`. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Alarm(Arc<Pair>);
 

@@ -1,8 +1,9 @@
 //! TLS over a stream: the handshake and everything after it, by the caller's deadlines.
 //!
-//! `rustls` implements the protocol and does no I/O of its own. Its own messages are sent at once.
-//! The server's messages, such as tickets for later sessions, are processed on the way to the next
-//! reply, or when an idle session is checked, because the end of a session is a message too.
+//! `rustls` implements the protocol and does no I/O of its own. The messages of the protocol itself
+//! are sent at once. The server's messages, such as tickets for later sessions, are processed on
+//! the way to the next reply, or when an idle session is checked, because the end of a session is a
+//! message too.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -25,8 +26,8 @@ use crate::net::wait::{Arrived, ReplyWait, WaitFor};
 /// The bytes sent in one record, less than the buffer of `rustls`.
 const RECORD: usize = 16 * 1024;
 
-/// How long a connect waits until the certificate files have been reread. If a file system hangs,
-/// the client connects with the certificates it has.
+/// How long a connect waits for the certificate files to be reread. If a file system hangs, the
+/// client connects with the certificates it has.
 const REREAD_TIME: Duration = Duration::from_millis(200);
 
 const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
@@ -53,7 +54,7 @@ struct Current {
 }
 
 impl Connector {
-    /// Returns an error for settings that are wrong for any server.
+    /// Returns an error for a host or settings that can never work.
     pub(crate) fn new(host: &str, trust: Trust, settings: &Tls, events: &Events) -> Result<Self> {
         let (argument, why, name) = match &settings.server_name {
             None => ("url", "must have a host that a certificate can name", host),
@@ -84,8 +85,8 @@ impl Connector {
         })
     }
 
-    /// Returns the same for another server. If no certificate can name that host, the server must
-    /// prove this one's name.
+    /// Returns a connector for another server. If no certificate can name its host, that server
+    /// must prove the same name as this one.
     pub(crate) fn to(&self, host: &str) -> Self {
         let own = if self.is_set { None } else { ServerName::try_from(host.to_owned()).ok() };
         Self { server: own.unwrap_or_else(|| self.server.clone()), ..self.clone() }
@@ -106,8 +107,8 @@ impl Connector {
     }
 
     /// Returns the configuration for the current content of the files. If they are unusable, for
-    /// example because a certificate was replaced and its key not yet, or cannot be read in time,
-    /// returns the previous configuration.
+    /// example because a certificate has been replaced but its key has not, or cannot be read in
+    /// time, returns the previous configuration.
     fn config(&self, deadline: Instant) -> Arc<ClientConfig> {
         if let Some(rereads) = &self.rereads {
             let now = Instant::now();
@@ -150,7 +151,8 @@ impl Session {
         self.protocol.wants_write()
     }
 
-    /// Like [`Stream::look`], for what is left once the messages of the protocol are processed.
+    /// Like [`Stream::look`], for the decrypted bytes. Processes the messages of the protocol
+    /// first.
     pub(crate) fn look(&mut self, stream: &Stream) -> Arrived {
         let mut reader = Encrypted { stream, wait: WaitFor::Nothing, spin: None };
         loop {
@@ -246,7 +248,7 @@ impl Session {
     }
 }
 
-/// Reads from a socket, waiting as told.
+/// Reads from a socket, waiting as `wait` says.
 pub(crate) struct Encrypted<'a, 'b> {
     pub(crate) stream: &'a Stream,
     pub(crate) wait: WaitFor,
@@ -274,7 +276,7 @@ impl Write for StreamWriter<'_> {
     }
 }
 
-/// A failure of the protocol. If a certificate was rejected, its text says whose.
+/// A failure of the protocol. If a certificate was rejected, the message says whose.
 #[derive(Debug)]
 struct TlsError {
     error: rustls::Error,

@@ -111,7 +111,7 @@ impl ServerCertVerifier for Named {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verifier = &self.verifier;
         match verifier.verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
-            // Its validity period was checked before this, but its name was not.
+            // The certificate's validity period was checked before this, but its name was not.
             Err(rustls::Error::InvalidCertificate(error))
                 if is_of_authority(&error) && self.certificates.contains(certificate) =>
             {
@@ -159,7 +159,7 @@ fn system_roots(events: &Events) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Returns the error for own certificates that cannot be used.
+/// Returns the error for configured certificates that cannot be used.
 fn unusable(argument: &str, error: &rustls::Error) -> Error {
     match error {
         rustls::Error::InconsistentKeys(_) => {

@@ -1,12 +1,12 @@
 //! How a thread waits for a reply, spinning first if that pays, and how another thread ends the
 //! wait.
 //!
-//! Waking a sleeping thread takes time, with a nearby server several times as long as the server's
-//! work. A thread that spins for a few microseconds does not, but keeps a core busy; if cores are
-//! scarce, this even delays the reply. So both ways are measured all the time, and the faster one
-//! is used. The cost of spinning for other threads is not measured. So threads spin only if that
-//! leaves a core free for the server: with more threads than that, one has work while another
-//! sleeps.
+//! Waking a sleeping thread takes time: with a nearby server, several times as long as the server's
+//! work. A thread that spins for a few microseconds avoids this delay, but keeps a core busy; if
+//! cores are scarce, it even delays the reply. So both ways are measured all the time, and the
+//! faster one is used. The cost of spinning for other threads is not measured. So threads spin only
+//! if that leaves a core free for the server: with more threads than that, some have work while
+//! others sleep.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -26,8 +26,8 @@ const SPIN_MAX: Duration = Duration::from_millis(1);
 /// The number of threads of this process that wait for a reply, spinning or asleep.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many of them may wait while threads spin. One core is left for the server, or for the
-/// kernel's network code.
+/// How many threads may wait for a reply while some of them spin. One core is left for the server,
+/// or for the kernel's network code.
 static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
@@ -47,7 +47,7 @@ pub(crate) enum WaitFor {
     Buffered,
     /// Does not wait: only bytes that have already arrived are read.
     Nothing,
-    /// Waits in `poll`, because it may take long.
+    /// Waits in `poll`, because the reply may take a long time.
     Reply { deadline: Instant },
     /// Spins first, if that pays, and then waits in `read`, because the reply is expected soon.
     SoonReply { deadline: Instant },
@@ -74,9 +74,9 @@ impl WaitFor {
 
 pub(crate) struct Spin {
     budget: Duration,
-    /// The average nanoseconds until the reply when a thread spins first.
+    /// The average number of nanoseconds until the reply when a thread spins first.
     spinning: Average,
-    /// The average nanoseconds until the reply when a thread sleeps from the start.
+    /// The average number of nanoseconds until the reply when a thread sleeps from the start.
     asleep: Average,
     /// How many spins in a thousand were for nothing, because the reply took longer.
     misses: Average,
@@ -195,8 +195,8 @@ pub(crate) struct Interrupter(Arc<Interrupt>);
 
 struct Interrupt {
     done: AtomicBool,
-    /// The object that the thread waits for. An interrupt sets `done` and then locks this, so that
-    /// it never misses an object that was set later.
+    /// The object that the thread waits for. An interrupt sets `done` before it locks this, so a
+    /// thread that sets another object later finds `done` set.
     awaited: Mutex<Option<Weak<dyn Close>>>,
     process: u32,
 }

@@ -85,7 +85,7 @@ fn invalid_bytes_are_an_error_at_once() {
     }
 }
 
-/// This would take hours if each search began at the start of the line.
+/// The test would take hours if each search began at the start of the line.
 #[test]
 fn a_reply_without_end_is_an_error_before_it_takes_much_memory() {
     for (head, piece) in [("+", "x".repeat(USUAL)), ("*1000000000\r\n", ":1\r\n".repeat(4))] {
@@ -103,7 +103,7 @@ fn a_reply_without_end_is_an_error_before_it_takes_much_memory() {
     }
 }
 
-/// Returns the most memory that a reply takes until it is known not to be one. It never ends.
+/// Returns the most memory that a reply without an end takes until it is rejected.
 fn memory_of_endless(head: &[u8], parts: &[u8]) -> usize {
     let measured = allocation_counter::measure(|| {
         let mut buffer = ReplyBuffer::default();

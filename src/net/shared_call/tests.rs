@@ -11,7 +11,7 @@ use crate::base::sync::{Started, in_virtual_time, start, yield_now};
 const SOON: Duration = Duration::from_secs(5);
 const AT_ONCE: Duration = Duration::from_millis(20);
 
-/// A function that answers when the test does.
+/// Calls of a function that returns the answers of the test.
 struct Scene {
     calls: SharedCalls<&'static str, u32>,
     answers: Sender<u32>,
@@ -25,7 +25,7 @@ impl Scene {
         let count = begun.clone();
         let calls = SharedCalls::new("test", "a test", move |_: &&str| {
             count.fetch_add(1, Ordering::SeqCst);
-            // Nobody wants it after the test.
+            // After the test, the answer is not used.
             receive(&from_test, end_of(Duration::MAX)).unwrap_or_default()
         });
         Self { calls, answers, begun }
@@ -99,7 +99,7 @@ fn a_call_that_never_returns_is_followed_by_one_more() {
             assert_eq!(scene.call(AT_ONCE), None);
         }
         scene.await_calls(2, "two at once at most");
-        // The answer is found, whichever of the two has it.
+        // The answer is found, whichever of the two calls has it.
         scene.answer(1);
         while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
             yield_now();
