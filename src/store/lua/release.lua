@@ -10,8 +10,8 @@
 --       attempts at a quorum have collided would collide again at once, 3 for how many ms from now
 --       the lock stays taken, or 0; or that number after `leave`: if the hold is not here, its
 --       client leaves the queue here too, because it had the lock from other servers; or `force` to
---       end --       the hold of any owner: of this library, whose client is told, of Redisson, or of another
---       library that sets a string, 4 `shard`, 5 and later if Redisson is told: as in
+--       end the hold of any owner: of this library, whose client is notified, of Redisson, or of
+--       another library that sets a string, 4 `shard`, 5 and later if Redisson is told: as in
 --       `redisson.lua`
 -- USES  `owner`, `window`, `taken`, `answer`, `waits`, `tell`, `wake`, `tell_redisson` and
 --       `leave_to_pollers`
