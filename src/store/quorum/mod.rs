@@ -319,7 +319,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
         Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
-    /// Each server sends it. The clients count one of these.
+    /// Every server sends the message, and a client ignores the repeats.
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
         let tell = self.servers.settings.commands.tell(name, telling);
         self.decide(name, tell, deadline, Votes::decide_any).map(drop)
