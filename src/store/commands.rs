@@ -43,8 +43,8 @@ const GROUP_MAX: usize = 900;
 pub(crate) enum Scope {
     /// All of them.
     All,
-    /// Only the key of the lock. While a slot of a cluster moves, no node executes a request of
-    /// which some keys have moved and others have not, or do not exist. A request with one key is
+    /// Only the key of the lock. While a slot of a cluster moves, no node executes a request if
+    /// some of its keys have moved and others have not, or do not exist. A request with one key is
     /// executed by the node that has that key. It wakes no client, finds no waiting one, and
     /// prolongs no counter.
     Lock,
@@ -53,13 +53,13 @@ pub(crate) enum Scope {
 impl Scope {
     /// Returns the narrowest scope in which a change can be executed.
     pub(crate) fn narrowest(change: Change) -> Self {
-        // This is about the waiting clients.
+        // `Unregister` changes the queue of waiting clients.
         if change == Change::Unregister { Self::All } else { Self::Lock }
     }
 
     /// Returns the narrowest scope in which a question can be answered.
     pub(crate) fn narrowest_look(look: Look) -> Self {
-        // Only the holder's note is missing then, which is only shown.
+        // With the key of the lock alone, only the holder's note is missing, which is merely shown.
         if look == Look::Holder { Self::Lock } else { Self::All }
     }
 
@@ -289,7 +289,7 @@ impl Commands {
         self.change_within(Scope::All, hold, change)
     }
 
-    /// Like `change`, within a scope, which must be one that such a change can have.
+    /// Like `change`, within a scope that is allowed for such a change.
     pub(crate) fn change_within(&self, scope: Scope, hold: &HoldId, change: Change) -> Request {
         let HoldId { kind, name, client, .. } = hold;
         let what = match change {

@@ -10,7 +10,7 @@ use crate::base::fnv;
 use crate::config::check_label;
 use crate::error::{Error, Result};
 
-/// The kind of a hold, as a [`NameReport`](crate::NameReport) has it.
+/// The kind of a hold in a [`NameReport`](crate::NameReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeldAs {
@@ -151,7 +151,7 @@ pub(crate) struct HoldId {
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
     /// Unique in the client, except for [`MAY_BE_KEPT`], [`NOT_RENEWED`], [`STAYS_TAKEN`] and
-    /// [`HAS_NOTE`], with which other clients see how the client treats the hold.
+    /// [`HAS_NOTE`], which show other clients how the client treats the hold.
     pub(crate) nonce: u64,
 }
 
@@ -210,7 +210,7 @@ impl HoldId {
         fnv(self.client.bytes()).wrapping_add(self.nonce)
     }
 
-    /// Parses an owner as Redis has it; `None` if no client of this library wrote it.
+    /// Parses an owner as stored in Redis; `None` if no client of this library wrote it.
     pub(crate) fn of_owner(owner: &[u8], kind: HoldKind, name: &str) -> Option<Self> {
         let (client, nonce) = str::from_utf8(owner).ok()?.rsplit_once(':')?;
         let nonce = u64::from_str_radix(nonce, 16).ok()?;

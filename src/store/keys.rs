@@ -135,7 +135,7 @@ pub(crate) fn slot_of(key: &str) -> usize {
 
 /// Returns a hash tag in that slot.
 pub(crate) fn tag_of(slot: usize) -> String {
-    // In every slot there is a number with few digits.
+    // For every slot there is a number with few digits that hashes to it.
     let mut tags = (0_u32..).map(|number| number.to_string());
     tags.find(|tag| slot_of(tag) == slot).unwrap_or_default()
 }

@@ -68,8 +68,8 @@ pub(crate) trait Store: Send + Sync {
     /// replies. Blocks only for room to write, and to open a connection.
     fn post(&self, posts: Vec<PostedChange<'_>>);
 
-    /// Blocks until every posted request has its reply. Those without one by the deadline have
-    /// failed.
+    /// Blocks until every posted request has its reply. Requests without a reply by the deadline
+    /// have failed.
     fn drain(&self, _: Instant) {}
 
     /// Returns `true` if the store withdraws a hold that it has not granted. That hold must not be
@@ -92,8 +92,8 @@ pub(crate) trait Store: Send + Sync {
         Ok(self.report(name, Look::Holder, deadline)?.holder().cloned())
     }
 
-    /// Returns the servers that have locks, not yet connected, for questions about all locks, and
-    /// how many of them must answer for a complete answer.
+    /// Returns connections, not yet open, to the servers that have locks, for questions about all
+    /// locks; and how many of these servers must answer for a complete result.
     fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         Ok((Vec::new(), 0))
     }

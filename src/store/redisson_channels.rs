@@ -15,9 +15,9 @@ use crate::config::RESERVED;
 use crate::net::socket::Alarm;
 
 /// How long a released lock is left to Redisson on its turn. Redisson takes two or three
-/// milliseconds from the message to its attempt. If it releases the lock early, only Redisson can
-/// take it during the rest of its turn, so turns are short. `acquire.lua` ignores turns of more
-/// than 10 ms.
+/// milliseconds from the message to its attempt. If Redisson then releases the lock early, only
+/// Redisson can acquire it during the rest of the turn, so turns are short. `acquire.lua` ignores
+/// turns of more than 10 ms.
 pub(super) const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// How long Redisson counts as waiting after it was last seen waiting. A Redisson thread that locks
@@ -58,7 +58,7 @@ impl RedissonChannels {
     }
 
     /// Returns the channel to which a client of leasehold subscribes along with one of Redisson's,
-    /// so that the server can tell how many of the subscribers are Redisson.
+    /// so that the server can tell how many of the subscribers are Redisson's.
     pub(crate) fn companion(channel: &str) -> String {
         [RESERVED, channel].concat()
     }

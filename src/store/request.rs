@@ -8,8 +8,8 @@ use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::store::hold_id::{HeldAs, HoldId, HoldKind, client_of};
 
-/// A request for holds: usually for one; for one of each of several locks, all or none; or for
-/// several of a shared name, as many as there is room for.
+/// A request for holds: usually for one hold; for one hold of each of several locks, all or none;
+/// or for several holds of a shared name, as many as there is room for.
 #[derive(Clone, Copy)]
 pub(crate) struct Acquire<'a> {
     /// Locks are one group of [`Store::groups`](crate::store::Store::groups). Holds of other kinds
@@ -20,7 +20,7 @@ pub(crate) struct Acquire<'a> {
     pub(crate) note: Option<&'a str>,
     pub(crate) registration: Registration,
     /// Whether a client that must wait wants an echo: a message that arrives in the same way as the
-    /// one that its turn has come.
+    /// one that announces its turn.
     pub(crate) echo: bool,
     pub(crate) deadline: Instant,
 }
@@ -54,11 +54,11 @@ pub(crate) enum Registration {
     Last,
     /// It may already be registered.
     Registered,
-    /// Like `Registered`, while other threads wait that can have the lock in the same tenure.
+    /// Like `Registered`, and other waiting threads can have the lock in the same tenure.
     Followed,
     /// Like `Registered`, but a client that has waited longer goes first even if the lock is free.
     Yielding,
-    /// Like `Yielding`, by a client that has just missed messages, as after a restart of the
+    /// Like `Yielding`, for a client that has just missed messages, as after a restart of the
     /// server: for two seconds, clients that do not listen again yet go first, too.
     Returning,
 }
@@ -97,7 +97,7 @@ pub(crate) const DETACHED: u32 = u32::MAX;
 /// The reply to a request for holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
-    /// The holds exist now, or the first of them.
+    /// The holds exist now, or at least the first of them.
     Acquired {
         /// The token of the first one.
         fence: u64,
@@ -122,13 +122,13 @@ pub(crate) enum AcquireReply {
         /// waits.
         recalled: bool,
         /// `Some` if an echo was sent: the client is registered, and will be notified when the hold
-        /// in its way ends. For a lock, the owner of that hold.
+        /// in its way ends. For a lock, it contains the owner of that hold.
         echoed: Option<String>,
     },
 }
 
-/// Returns `true` if the requested holds exist now. Those that fell short of their durability also
-/// exist, until they are released.
+/// Returns `true` if the requested holds exist now. Holds that fell short of their durability exist
+/// too, until they are released.
 pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     match reply {
         Ok(reply) => matches!(reply, AcquireReply::Acquired { .. }),
@@ -149,7 +149,7 @@ pub(crate) struct HoldRequest<'a> {
 ///
 /// A late request does not shorten a lease: near the age limit of one client, it would give less
 /// than a client that has adopted the hold. But no request leaves more than a whole lease. If more
-/// is left, the server's clock was set back.
+/// is left, the server's clock has been set back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NextLease {
     pub(crate) duration: Duration,
@@ -176,13 +176,13 @@ pub(crate) enum Change {
     /// It is renewed.
     Renew { lease: NextLease },
     /// It gets this depth, and is renewed if there is a lease. If `durable`, the change must become
-    /// as durable as a new hold, as a renewal must.
+    /// as durable as a new hold, like a renewal.
     SetDepth { depth: u32, lease: Option<NextLease>, durable: bool },
     /// It is renewed if there is a lease, and its client is notified when another one waits for the
     /// lock. The reply says whether one already does.
     Watch { lease: Option<NextLease> },
     /// Its client stops waiting for the name, as any kind, because a wake-up does not say for which
-    /// kind it was. An offer to the client goes to the next one.
+    /// kind it was. An offer to the client goes to the next client.
     Unregister,
 }
 
@@ -267,7 +267,8 @@ impl Ahead {
     }
 }
 
-/// The thread may have become the reader of the connection, and others then wait for it.
+/// Waits for the reply, because this thread may be the reader of the connection, for which others
+/// wait.
 impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some(wait) = self.wait.take() {
@@ -334,7 +335,7 @@ pub(crate) struct OwnerOf<'a> {
     pub(crate) owner: &'a [u8],
 }
 
-/// A message about threads that wait for each other, or may.
+/// A message about threads that wait, or may wait, for each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Telling {
     /// The clients that get it. If there are none, the holder of the lock does.

@@ -15,8 +15,8 @@ use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 /// Defines a script from its file in `lua/`, with the parts that it shares with others.
 ///
-/// A script about holds has a variant for holds with notes, which contains the first as a function
-/// and calls it.
+/// A script about holds has a variant for holds with notes, which contains the plain script as a
+/// function and calls it.
 macro_rules! script {
     ($name:ident, $($file:literal),+) => {
         pub(crate) static $name: LazyLock<Script> =

@@ -50,7 +50,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         Self { policy, settings, nodes: Vec::new(), undecided: HashMap::new() }
     }
 
-    /// Returns which of a node's connections is for jobs with, or without, a durability demand.
+    /// Returns the index of a node's connection for jobs with, or without, a durability demand.
     fn place(&mut self, node: P::Peer, demand: Option<Demand>) -> usize {
         let place = self.nodes.iter().position(|known| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
@@ -187,7 +187,8 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
         loop {
             let next = self.go_on(done);
-            // Replies that have arrived count even at the deadline, so it is checked after reading.
+            // Replies that have arrived count even at the deadline, so the deadline is checked
+            // after reading.
             if self.undecided.is_empty() || clock::now() >= deadline {
                 break;
             }
@@ -219,8 +220,8 @@ struct NodeJobs<N> {
     demand: Option<Demand>,
     /// Whether the last attempt to open the connection was made before any job needed it.
     is_prepared: bool,
-    /// The time for which jobs that cannot be sent wait for the pooled connections, after these
-    /// have taken some.
+    /// When jobs that cannot be sent stop waiting for the pooled connections, because these have
+    /// not taken any for a while.
     shares_until: Instant,
     /// The latest deadline of the jobs that were sent over pooled connections, until it has passed.
     over_pool_until: Option<Instant>,
@@ -243,7 +244,7 @@ impl<N: Peer> NodeJobs<N> {
     fn prepare(&mut self) {
         let previous =
             self.connection.open.take_if(|open| open.in_flight.is_empty() && !open.is_usable());
-        // If it failed, it is tried again when it is needed.
+        // If opening failed, it is tried again when a job needs the connection.
         drop(self.connection.finish_opening());
         let is_opening = self.connection.opening.is_some();
         let deadline = end_of(self.connection.peer.factory().connect_timeout);
@@ -271,7 +272,8 @@ impl<N: Peer> NodeJobs<N> {
         if self.demand.is_none() || sent.is_err() {
             self.fall_back_to_pool(policy, io_timeout);
         }
-        // If others have just gone over the pool, the server is reachable, and these wait for room.
+        // If other jobs have just gone over the pool, the server is reachable, and these wait for
+        // room.
         if let Err(failure) = sent
             && self.shares_until <= now
         {
@@ -296,8 +298,8 @@ impl<N: Peer> NodeJobs<N> {
     }
 
     /// Without a connection, sends jobs over the pooled ones: they may be open even if the server
-    /// accepts no further ones. A durable job would block one of them, so it goes there only if
-    /// opening has failed.
+    /// accepts no further connections. A durable job would block one of them, so it goes there only
+    /// if opening has failed.
     fn fall_back_to_pool<P: JobPolicy<Peer = N>>(&mut self, policy: &P, io_timeout: Duration) {
         if self.connection.open.is_some() || self.waiting.is_empty() {
             return;
@@ -342,8 +344,8 @@ impl<N: Peer> NodeJobs<N> {
     }
 
     /// Sends the queued jobs if everything before them is written and the server is not waiting for
-    /// replicas or disks. Starts to open a connection if there is none. Fails if there will be
-    /// none.
+    /// replicas or disks. Starts to open a connection if there is none. Fails if none is going to
+    /// open.
     fn send_waiting(&mut self, previous: Option<Connection>, urgent: bool) -> Result<(), Failure> {
         let outcome = self.connection.finish_opening();
         let was_prepared = outcome.is_some() && mem::take(&mut self.is_prepared);
@@ -358,7 +360,7 @@ impl<N: Peer> NodeJobs<N> {
             return Ok(());
         };
         let urgent = urgent || was_prepared;
-        // Durable jobs go over the pool only if this fails. So for them, and after an earlier
+        // Durable jobs go over the pool only if opening fails. So for them, and after an earlier
         // failure, it succeeds only once the server has answered over the connection.
         if self.demand.is_some() || self.connection.failure().is_some() {
             self.connection.begin_opening(previous, deadline, urgent, greeted)?;

@@ -1,9 +1,10 @@
 //! Background work: the jobs of the renewer, for many holds at a time, and the wake-ups of the
 //! listener, which tell a waiting client that a lock may be free.
 //!
-//! Most stores run both over connections that one thread keeps to one or more nodes. These are
-//! outside the pool, so that a busy pool cannot delay renewals. Each store has a policy for what
-//! differs: which nodes there are, where a job is sent, and how replies and messages are counted.
+//! Most stores run both over connections that one thread keeps to one or more nodes. These
+//! connections are outside the pool, so that a busy pool cannot delay renewals. Each store has a
+//! policy for what differs: which nodes there are, where a job is sent, and how replies and
+//! messages are counted.
 
 pub(crate) mod jobs;
 pub(crate) mod peer;
@@ -51,7 +52,7 @@ impl BackgroundSettings {
 
 /// A request about one hold.
 pub(crate) struct Job {
-    /// Identifies its outcome. Unique among the jobs without one.
+    /// Identifies its outcome. Unique among the jobs that have no outcome yet.
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
     pub(crate) change: Change,
@@ -152,7 +153,8 @@ pub(crate) trait JobRunner: Send {
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
 
     /// Returns `true` if a hold that the store withdraws by itself may still exist, because not all
-    /// replies have come. If it fails, it is reported as in doubt before this is `false`.
+    /// replies have come. If the withdrawal fails, the hold is reported as in doubt before this is
+    /// `false`.
     fn has_open_ends(&self) -> bool {
         false
     }
@@ -191,14 +193,15 @@ pub(crate) enum Wake {
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),
-    /// A thread of another client has waited long for a lock that this client holds, with this
-    /// nonce. With 0, threads wait for each other in a circle. The message says which.
+    /// A thread of another client has waited long for a lock that this client holds with this
+    /// nonce. A nonce of 0 means that threads wait for each other in a circle. The message says
+    /// which threads.
     Probe { nonce: u64, message: String },
     /// Another client wants a lock of this client, whose hold has this nonce.
     Recall {
         name: String,
         nonce: u64,
-        /// Whether that client waits for longer than a moment for a kept lock.
+        /// Whether that client waits for a kept lock for longer than a moment.
         waits: bool,
     },
     /// Redisson may have released the locks of these names. A client that is not in the queue may
@@ -223,7 +226,8 @@ pub(crate) trait Wakeups: Send {
 pub(crate) trait WakeupPolicy: Send {
     type Peer: Peer;
 
-    /// Returns the pause after listening to a node has failed, or has ended in less time than this.
+    /// Returns the pause after a failed attempt to listen to a node, or after listening to it for
+    /// less than this time.
     fn pause(&self) -> Duration;
 
     /// Returns the nodes to listen to.

@@ -107,10 +107,10 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some(self.pause_end.max(self.peer.next_try()))
     }
 
-    /// Starts to open a connection, on a thread of its own, if there is none or it expires soon.
-    /// `previous` is the old connection. Fails if there is none and the pause is not over; an
-    /// `urgent` attempt skips the pause, because too few nodes are connected. The requests that
-    /// wait for the connection fail at `deadline`.
+    /// Starts to open a connection, on a thread of its own, if there is none or the open one
+    /// expires soon. `previous` is the old connection. Fails if there is none and the pause is not
+    /// over; an `urgent` attempt skips the pause, because too few nodes are connected. The requests
+    /// that wait for the connection fail at `deadline`.
     pub(crate) fn begin_opening(
         &mut self,
         previous: Option<Connection>,
@@ -121,7 +121,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         if self.opening.is_some() {
             return Ok(());
         }
-        // A connection that is open and not yet due needs no successor.
+        // A connection that is open and does not expire soon needs no successor.
         if let Some(open) = &self.open
             && open.as_ref().retiring().is_none()
         {
@@ -180,7 +180,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some(outcome.map(|open| self.open = Some(open)))
     }
 
-    /// Makes no attempt for at least this time, or for the pause after a failure.
+    /// Makes no attempt for this time, or for the pause after a failure if that is longer.
     pub(crate) fn rest(&mut self, time: Duration) {
         self.pause_end = self.pause_end.max(end_of(time));
     }

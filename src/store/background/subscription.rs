@@ -4,7 +4,7 @@
 //! The additional channels only save work: what is not sent over the sharded channel arrives over
 //! the client's own, and nothing relies on a wake-up. So subscribing to them is not urgent, and
 //! after a refusal there is a pause. A server answers requests in order, so an error reply is about
-//! the first one without a reply.
+//! the first request without a reply.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -27,7 +27,7 @@ use crate::store::redisson_channels::RedissonChannels;
 /// without notice causes no error, only silence.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// The same while calls wait and rely on being told.
+/// Like `SILENCE_MAX`, while calls wait and rely on messages.
 const SILENCE_WHILE_CALLS_WAIT: Duration = Duration::from_secs(5);
 
 /// How long after an echo a call may rely on wake-ups.
@@ -37,7 +37,7 @@ const ECHO_LASTS: Duration = Duration::from_secs(11);
 /// was refused.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Like `PAUSE`, where the server has no sharded channels, or the login no right to one.
+/// Like `PAUSE`, where the server has no sharded channels, or the user has no right to one.
 const REJECTED_PAUSE: Duration = Duration::from_secs(60);
 
 /// The kinds of pushes to a subscribed client: replies to its requests, and messages.
@@ -100,8 +100,8 @@ impl Subscription {
         })
     }
 
-    /// Subscribes to the client's sharded channel with this hash tag, unless it is empty, and to
-    /// those of Redisson's that threads wait on and whose `home` is here.
+    /// Subscribes to the client's sharded channel with this hash tag, unless the tag is empty, and
+    /// to those of Redisson's channels that threads wait on and whose lock has its `home` here.
     pub(super) fn follow(&mut self, tag: &str, home: impl Fn(&str) -> bool) -> Result<(), Failure> {
         let commands = self.further.follow(&self.channel.name, tag, home);
         commands.iter().try_for_each(|command| self.send(command))
@@ -151,7 +151,7 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Decodes a push; `None` if the client need not know.
+    /// Decodes a push; `None` if it does not concern the client.
     fn decode(&mut self, reply: &Value) -> Option<(Wake, bool)> {
         let Value::Array(parts) = reply else { return None };
         let [kind, name, content] = &parts[..] else { return None };
@@ -193,8 +193,8 @@ impl AsRef<Connection> for Subscription {
 }
 
 impl Channel {
-    /// Decodes a message over this channel, or over a sharded one of the client: the name of a
-    /// lock, or what a script tells the client that holds or held it.
+    /// Decodes a message over this channel, or over a sharded one of the client: the key of a lock
+    /// that may be free, or another message of a script.
     fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
         if !matches!(kind, "message" | "smessage") {
             return None;
@@ -226,8 +226,8 @@ pub(super) struct FurtherChannels {
     /// The channels of the unanswered requests, in order.
     asked: VecDeque<String>,
     /// The channels that were asked for, except those that were refused or have ended. An old
-    /// sharded channel stays beside the new one, because some clients may not know yet that slots
-    /// have moved.
+    /// sharded channel stays in addition to the new one, because some clients may not know yet that
+    /// slots have moved.
     subscribed: HashSet<String, RandomState>,
     /// When to ask again for channels that were refused or have ended.
     again: HashMap<String, Instant, RandomState>,
@@ -371,7 +371,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(5);
 
-    /// Subscribes at a peer that replies so to SUBSCRIBE. Returns both ends.
+    /// Subscribes at a peer that replies to SUBSCRIBE with `answer`. Returns both ends.
     fn begin(answer: &'static [u8]) -> (Result<Subscription, Failure>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));

@@ -17,7 +17,7 @@ use crate::store::background::{BackgroundSettings, Wake, WakeupPolicy, Wakeups};
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
-/// How often an interrupt is polled without an open connection.
+/// How often to check for an interrupt while no connection is open.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How often to check for nodes that have moved or were replaced, because no message reports it.
@@ -77,7 +77,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                 }
             }
             if let Some(alarm) = &self.redisson_alarm {
-                // Reset before the channels are read: a later one rings again.
+                // Reset before the channels are read: a later change rings it again.
                 alarm.reset();
             }
             let mut ready = false;
@@ -90,7 +90,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             if let Some(wake) = self.read() {
                 return Ok(Some(wake));
             }
-            // Messages first, because they may complete what is gathered.
+            // Messages come first, because they may complete what the policy has gathered.
             if let Some(wake) = self.policy.take_due() {
                 return Ok(Some(wake));
             }
@@ -136,7 +136,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let begun = node.begin_opening(None, deadline, false, |connection| {
             Subscription::begin(connection, channel)
         });
-        // The peer remembers its failure.
+        // The failure is kept in `node`.
         begun.unwrap_or_default();
         let replaces = node.open.is_some();
         let ready = match node.finish_opening() {
@@ -206,7 +206,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Fails if no message can come from anywhere.
     fn check_nodes(&self) -> Result<(), Failure> {
         let failures = self.nodes.iter().map(BackgroundConnection::failure);
-        // Either all of them have failed, or there are none.
+        // Either all nodes have failed, or there are none.
         let Some(all) = failures.collect::<Option<Vec<_>>>() else { return Ok(()) };
         match all.first() {
             Some(first) => Err((*first).clone()),

@@ -1,10 +1,10 @@
 -- Acquires a free lock, or registers the client as waiting for one that is held. A repeat by the
 -- same owner, whose first reply was lost, finds its hold and renews it. A lock that is offered to
--- the client is free for it. The client leaves the queue with the lock, or joins it without.
--- Failures in the queue are ignored: the client tries again after a while.
--- If its client may keep the lock unused, the number of an owner has 16 digits, the first of them 8
+-- the client is free for it. A client that gets the lock leaves the queue, and one that does not
+-- joins it. Failures in the queue are ignored: the client tries again after a while.
+-- The number of an owner whose client may keep the lock unused has 16 digits, the first of them 8
 -- to f. Each request of a client that joins the queue is reported to the holder's client if that
--- may keep the lock, or if it watches its hold: the depth then starts with a zero.
+-- client may keep the lock or watches its hold. The depth of a watched hold starts with a zero.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson or to
 --       pollers: Redisson's turn, 5 if to pollers: whose turn it is
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, 0 if the
@@ -14,16 +14,16 @@
 --       first offered to those in front of it, or `returns` if it has also just lost its listener;
 --       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
 --       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
---       many ms the lock is offered, 9 with 6: `shard`, 10 `echo` if a client that waits is to be
---       sent a message by which it sees that it hears
+--       many ms the lock is offered, 9 with 6: `shard`, 10 `echo` to send a client that waits a
+--       message, which shows that it hears
 -- USES  `begin`, `left`, `find_holder`, `longest`, `is_client`, `is_waiting`, `join`, `is_wanted`,
 --       `tell`, `wake`, `whose_turn`, `set_turn`, `at_least`, `clock`, `next_token` and
 --       `last_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
---         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
---         queue and the holder's was told, 0, the holder if the echo was sent, so that the client
---         is told when that hold ends} if held by another owner; {0, ms until to ask again or -1}
---         if another goes first
+--         client waits}; {0, ms until the holder's lease ends or -1, 1 if the holder's client may
+--         keep the lock and was therefore notified, 0, the holder if the echo was sent, so that the
+--         client is told when that hold ends} if held by another owner; {0, ms after which to ask
+--         again or -1} if another client goes first
 local holder, depth, foreign, alone
 left, holder, depth, foreign, alone = find_holder(left)
 local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
@@ -43,15 +43,15 @@ local function wait()
   end
   return joined
 end
--- Whose turn it is between these clients and pollers, and how many ms are left of the pollers'.
+-- Whose turn it is, these clients' or the pollers', and how many ms are left of the pollers' turn.
 local whose, at, seen, now, rest = nil, nil, nil, nil, 0
 if KEYS[5] then
   whose, at, seen, now = whose_turn(KEYS[5])
   if left == -2 and whose == 'theirs' then
     rest = math.max(0, at + 20 - now)
   elseif left > 0 and not foreign and redis.call('type', KEYS[1]).ok == 'string' then
-    -- A poller has the lock, and sends no message when it releases it. The next poller is soon
-    -- there.
+    -- A poller has the lock. It sends no message when it releases the lock, and the next poller
+    -- soon tries for it.
     left = 0
     if whose ~= 'theirs' or at + 20 <= now and seen < at then
       -- The lock was acquired in an earlier turn.
@@ -86,7 +86,7 @@ local turn = KEYS[4] and begins and not holder and redis.pcall('get', KEYS[4])
 turn = type(turn) == 'string' and turn ~= '0' and tonumber(turn)
 if turn then
   -- A free lock is not acquired during Redisson's turn. A turn lasts 10 ms at most: a later end
-  -- comes from a clock that was set back since, or from another program.
+  -- comes from a clock that has since been set back, or from another program.
   time = time or redis.call('time')
   local ends_in = turn - time[1] * 1000 - math.floor(time[2] / 1000)
   if ends_in <= 10 then
@@ -107,8 +107,8 @@ if not begins or queued == 'kept' and not keeps then
   end
   local most = holder and longest(holder, depth)
   if most and left > most then
-    -- The server's clock was set back since. This is not the first write of a client that joins:
-    -- a server that is out of memory refuses only that.
+    -- The server's clock has since been set back. If the client joins, this is not the first write,
+    -- and a server that is out of memory refuses only the first.
     left = most
     redis.pcall('pexpire', KEYS[1], string.format('%.0f', most))
   end
@@ -139,8 +139,8 @@ if not keeps then
     redis.call('hdel', KEYS[1], replaced)
   end
 end
--- A repeat may be late, but a request for more tokens always gives a whole lease: no hold with an
--- age limit makes one.
+-- A repeat may be late, but a request for more tokens always gives a whole lease, because no hold
+-- with an age limit makes such a request.
 local repeats = keeps and queued ~= 'kept'
 local failure = begin(repeats and at_least(ARGV[2], KEYS[1]) or ARGV[2])
 if failure then

@@ -4,24 +4,25 @@
 -- the same owner, whose first reply was lost, finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1` if
---       the client joins the queue when it must wait, `2` if it is also to be sent a message by
---       which it sees that it hears, else `0`, 6 life of the queue in ms, 7 for
+--       the client joins the queue when it must wait, `2` to also send it a message, which shows
+--       that it hears, else `0`, 6 life of the queue in ms, 7 for
 --       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, 10 how
 --       many tokens to give a writer, for holds that follow one another, from 11 on kind and owner
 --       for each further permit
 -- USES  `at_least`, `find_members`, `is_hold`, `is_waiting`, `join`, `tell`, `serve`, `clock`,
 --       `next_token` and `last_token`
 -- RETURNS the fence if a side is held now; if several tokens are wanted, {first, last}; {1, 0 for
---         each permit that is held}; {0, ms until to ask again or -1, and 0, 0, '' if
+--         each permit that is held}; {0, ms after which to ask again or -1, and 0, 0, '' if
 --         the message was sent, so that the client is told when the hold in its way ends} if
 --         another owner holds it or waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local kind = string.sub(ARGV[1], 1, 2)
 if ARGV[5] == '2' then
-  -- For most requests of a waiting client, nothing has changed: it is in the queue, and a hold is
-  -- in its way: the only or last one, or the first of as many as there are permits. If only a
-  -- client in front is in its way, that client may be gone, and nothing would wake this one.
+  -- Most requests of a waiting client find nothing changed: it is in the queue, and a hold is in
+  -- its way. That is the last member, or for a semaphore the first of as many last members as there
+  -- are permits. A client in front does not count as such an obstacle: it may be gone, and then
+  -- nothing would wake this one.
   local place = -math.max(1, tonumber(ARGV[8]))
   local found = redis.pcall('zrange', KEYS[1], place, place, 'withscores')
   local obstacle, ends = found[1] or '', tonumber(found[2] or 0)
@@ -40,8 +41,8 @@ local left, foreign, lowest, highest = find_members()
 if foreign then
   return foreign
 end
--- An offer lasts for a second at most. If more is left, the server's clock was set back since, and
--- the offer would outlast leases that were renewed after that.
+-- An offer lasts for a second at most. If more is left, the server's clock has since been set back,
+-- and the offer would outlast leases that were renewed after that.
 while highest and string.sub(highest[1], -2) == ':0' and tonumber(highest[2]) > now + 1000 do
   redis.call('zadd', KEYS[1], 'xx', now + 1000, highest[1])
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
@@ -51,7 +52,7 @@ if held and (held == 'p:') ~= (kind == 'p:') then
   local found = held == 'p:' and 'a semaphore' or 'a read-write lock'
   return redis.error_reply('WRONGTYPE found ' .. found)
 end
--- A `try_` call leaves an offer to the thread of its client that waits.
+-- A `try_` call leaves an offer for the waiting thread of its client.
 local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, permits = KEYS[3], tonumber(ARGV[8])
 local queued = redis.pcall('exists', queue) == 1
@@ -65,8 +66,9 @@ if left ~= -2 then
   offered = ends and tonumber(ends) > now
 end
 -- A client that assumes more permits may have offered this one a permit that it must decline. If
--- another client waits, it gets the offer, and this one registers again only when it next asks: two
--- that must decline would otherwise offer the place to each other again and again.
+-- another client waits, that client gets the offer, and this one registers again only when it next
+-- asks. Otherwise two clients that must decline would offer the place to each other again and
+-- again.
 local declined = false
 if offered and kind == 'p:' then
   local taken = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
@@ -106,7 +108,7 @@ end
 if busy then
   local ends
   if kind == 'w:' then
-    -- A writer waits for all of them.
+    -- A writer waits until all holds have ended.
     ends = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
   else
     ends = redis.call(
@@ -118,7 +120,7 @@ end
 local fence, shared, passed, least
 if kind ~= 'p:' then
   least = clock(time)
-  -- All readers between two writers have the first one's token.
+  -- All readers between two writers have the token of the first reader.
   fence, shared, passed = next_token(least, kind == 'r:' or repeated and ARGV[10] == '1')
   if not fence then
     return shared

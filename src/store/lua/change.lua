@@ -3,14 +3,14 @@
 -- given a hold: it may arrive late, after a longer one of a process that has adopted the hold. But
 -- none of them gives more than a whole lease.
 -- KEYS  1 lock, 2 fence, if the counter of tokens is raised to that of the hold, or lives on with a
---       side of a read-write lock; or with `watch` the queue of waiting clients. Without the key of
---       a renewal or `watch`, as while the slot of a cluster moves, the lock alone is changed
+--       side of a read-write lock; or with `watch` the queue of waiting clients. A renewal or
+--       `watch` without this key, as while the slot moves in a cluster, changes the lock alone
 -- ARGV  1 owner, prefixed with the kind if several can hold it, 2 lease in ms, or 0 to leave the
---       end of the hold as it is, 3 a whole lease in ms, of which the lease may be the rest before
---       an age limit, 4 depth, '' to leave it as it is, `watch` to tell the owner's client when
---       another one waits, for which the depth then starts with a zero, or `member` if several can
---       hold it, 5 with KEYS 2: life of the fence in ms, 6 with KEYS 2: token, unless several can
---       hold it
+--       end of the hold as it is, 3 a whole lease in ms: shortly before an age limit, the lease is
+--       shorter, 4 depth, '' to leave it as it is, `watch` to notify the owner's client when
+--       another one waits, which a zero at the start of the depth then shows, or `member` if
+--       several can hold it, 5 with KEYS 2: life of the fence in ms, 6 with KEYS 2: token, unless
+--       several can hold it
 -- USES  `at_least`, `prolong` and `is_wanted`
 -- RETURNS 1, or 0 if the hold is gone, or with `watch` 2 if another client waits
 local owner, lease, whole, next = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -1,6 +1,6 @@
 -- The first part of the script that ends a hold of a lock: the usual case, a lock that becomes free
--- and that no client waits for, at one server or at one of several. It comes before the parts that
--- it does not need, like `take.lua`.
+-- and that no client waits for, at one server or at one of several. Like `take.lua`, it comes
+-- before the parts that it does not need.
 -- KEYS  1 lock, 2 queue of waiting clients, 3 and 4 as in `release.lua`
 -- ARGV  1 owner, 2 and 3 as in `release.lua`
 -- SETS  `owner`, `window`, `taken`; and if known `answer`, and whether clients wait, `waits`

@@ -2,8 +2,8 @@
 -- KEYS  1 lock
 -- SETS  `is_hold`, `is_client`, `longest`, `find_holder` and `find_members`
 
--- The end of a client's id, for patterns. They begin with `^.*`, because other patterns are tried
--- at each position.
+-- The end of a client's id, for patterns. Those patterns begin with `^.*`, because Lua tries any
+-- other pattern at each position.
 local id = '%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x'
 
 -- Returns whether a member of a sorted set has the shape of a hold.
@@ -11,12 +11,12 @@ local function is_hold(member)
   return string.find(member, '^[rwp]:') and string.find(member, '^.*:' .. id .. ':%x+$')
 end
 
--- Returns whether the holder of a lock is a client of this library, which tells the next one.
+-- Returns whether the holder of a lock is a client of this library, which notifies the next one.
 local function is_client(holder)
   return string.find(holder, '^.*' .. id .. ':%x+$')
 end
 
--- Returns an error reply that says what the key has, for a script that wanted another `form`, or
+-- Returns an error reply that says what the key holds, for a script that wanted another `form`, or
 -- that form in another shape. `left` is the TTL of the key.
 local function wrong_type(left, form)
   local kind, found = redis.call('type', KEYS[1]).ok, nil
@@ -45,9 +45,9 @@ local function wrong_type(left, form)
   return redis.error_reply('WRONGTYPE found ' .. (found or 'a ' .. kind))
 end
 
--- Returns for how many ms a lock with this holder and depth 0 stays taken at most: for a second if
--- it is an offer, else as the number of the owner says, whose bits 56 to 61 are the exponent of a
--- power of two. If more is left, the server's clock was set back. Returns nil for any other lock.
+-- Returns the maximum number of ms for which a lock with this holder and depth 0 stays taken: a
+-- second for an offer, else a power of two whose exponent is in bits 56 to 61 of the owner's
+-- number. If more is left, the server's clock has been set back. Returns nil for any other lock.
 local function longest(holder, depth)
   local number = depth == '0' and string.match(holder, '^.*' .. id .. ':(%x+)$')
   if not number then
@@ -66,8 +66,8 @@ end
 -- (`SET NX PX`). Anything else is another program's data and is reported as such. So is a large
 -- hash, which is not read.
 -- Returns the TTL of the key in ms, -1 if it has none, -2 if there is no such key; the holder and
--- its depth, strings or nil; an error reply if the key has something else, or nil; and whether the
--- holder's is the only field of a hash.
+-- its depth, strings or nil; an error reply if the key holds something else, or nil; and whether
+-- the holder's field is the only one of a hash.
 local function find_holder(left)
   left = left or redis.call('pttl', KEYS[1])
   if left == -2 then
@@ -100,8 +100,8 @@ end
 -- that no count can drift. An offer is a hold without a number, `<kind>:<client id>:0`, whose place
 -- only that client can take. A set whose lowest or highest member is no hold is another program's
 -- data.
--- Returns the TTL of the key, like `find_holder`; an error reply if the key has something else, or
--- nil; and the lowest and the highest member with their scores, or nil.
+-- Returns the TTL of the key, like `find_holder`; an error reply if the key holds something else,
+-- or nil; and the lowest and the highest member with their scores, or nil.
 local function find_members()
   local left = redis.call('pttl', KEYS[1])
   if left == -2 then

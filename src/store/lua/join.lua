@@ -16,10 +16,10 @@ local function is_waiting(queue, client, life)
   return true
 end
 
--- Adds a client to the queue unless it is there. Returns whether it is. `life` is the minimum for
--- the queue in ms: other clients may try for the lock less often. A client that `tries` waits only
--- for a moment, behind all others, until it joins for longer. No key is left without a TTL,
--- whatever right the user lacks.
+-- Adds a client to the queue unless it is there. Returns whether it is there now. `life` is the
+-- minimum TTL of the queue in ms: clients that try for the lock less often give it a longer one. A
+-- client that `tries` waits only for a moment, behind all others, until it joins for longer. No key
+-- is left without a TTL, whatever right the user lacks.
 local function join(queue, client, time, life, tries)
   local place = clock(time) .. 'e-3'
   if tries then

@@ -3,16 +3,16 @@
 
 -- Returns the time to live for a key in ms: the wanted one, or the remaining one if that is longer.
 -- Clients have different leases and settings, and a request may be executed late: none of them
--- shortens what another one relies on. But no request gives more than `most`, if that is known:
--- what is left beyond it was added when the server's clock was set back.
+-- shortens a time that another client relies on. But no request gives more than `most`, if that is
+-- known: any more was added when the server's clock was set back.
 local function at_least(wanted, key, most)
   local left = redis.call('pttl', key)
   left = math.min(left, tonumber(most or left))
   return left > tonumber(wanted) and left or wanted
 end
 
--- Makes a member of a sorted set, which would end at `ends`, last for a `lease` from `now`, by the
--- rule of `at_least`. `most` is the whole lease. The key lives as long as its last member.
+-- Extends a member of a sorted set, which ends at `ends`, to a `lease` from `now`, by the rule of
+-- `at_least`. `most` is the whole lease. The key lives as long as its last member.
 local function prolong(member, ends, now, lease, most)
   local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
   local mine = math.max(now + lease, math.min(ends, now + most))

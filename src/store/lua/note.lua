@@ -1,11 +1,11 @@
--- The first part of the scripts about holds with notes. The next one is the script for a hold
--- without one, as the function `run`: that pays nothing for notes.
--- Beside the key of a lock, a hash has the notes of its holds, by owner without the kind, so that
--- none is shown for another hold. It lives as long as that key, so what a crash leaves goes with
--- its lease. Failures are ignored: a hold that lacks its note is as good.
+-- The first part of the scripts about holds with notes. The next part is the script for a hold
+-- without a note, as the function `run`: such a hold pays nothing for notes.
+-- A hash next to the key of a lock has the notes of its holds, by owner without the kind, so that
+-- no note is shown for another hold. It lives as long as that key, so notes that a crash leaves
+-- behind go with the lease. Failures are ignored: a hold is as good without its note.
 -- SETS  `prolong_notes` and `write_note`
 
--- Gives notes the TTL that their lock has by now. Returns 1 if that has succeeded.
+-- Gives notes the TTL that their lock now has. Returns 1 if that has succeeded.
 local function prolong_notes(notes, lock)
   return redis.pcall('pexpire', notes, redis.call('pttl', lock))
 end

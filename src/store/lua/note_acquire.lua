@@ -8,7 +8,7 @@ local notes, text = table.remove(KEYS), table.remove(ARGV)
 local reply = run()
 local first = type(reply) == 'table' and reply[1] or reply
 if type(first) == 'number' and first > 0 then
-  -- Those of earlier holds, which have ended without a release.
+  -- Deletes the notes of earlier holds, which have ended without a release.
   redis.pcall('del', notes)
   write_note(notes, KEYS[1], ARGV[1], text)
 end

@@ -1,6 +1,6 @@
 -- Begins a hold of a lock that no other client asks for, like `acquire.lua`, renews it and ends it,
--- so that a client learns whether it could have locks. Nothing is left. If a right is missing, the
--- counter expires.
+-- so that a client learns whether it could acquire locks. Leaves nothing behind, except that if a
+-- right is missing, the counter stays until it expires.
 -- KEYS  1 lock, 2 fence
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms
 -- USES  `find_holder`, `clock` and `next_token`

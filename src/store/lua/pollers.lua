@@ -1,16 +1,17 @@
--- Part of the scripts that acquire or free a lock, for clients beside which other programs poll for
--- the same key: `SET key token NX PX`, and again after a pause.
+-- Part of the scripts that acquire or free a lock, for clients that share keys with programs that
+-- poll for them: these try `SET key token NX PX` again and again, with pauses.
 -- KEYS  1 lock
 -- SETS  `whose_turn`, `set_turn` and `leave_to_pollers`
 
 -- Pollers are in no queue, and cannot be offered the lock. So they and the clients of this kind
--- have turns of the same length. A release in the clients' turn offers the lock as always. The
--- first one after it leaves the lock free, and for 20 ms only pollers get it. Their turn then lasts
--- until a client gets it again. The clients' next turn is as long. If no poller had the lock, the
--- clients' turn is 20 ms, or 100 ms if none was seen for two seconds.
--- A string has whose turn it is, a time in ms, and when a poller was last seen. The time is the
+-- take turns of the same length. A release in the clients' turn offers the lock as always. The
+-- first release after that turn leaves the lock free, and for 20 ms only pollers get it. The
+-- pollers' turn then lasts until a client gets the lock again, and the clients' next turn is as
+-- long. If no poller had the lock, the clients' turn is 20 ms, or 100 ms if none was seen for two
+-- seconds.
+-- A string stores whose turn it is, a time in ms, and when a poller was last seen. The time is the
 -- beginning of the pollers' turn (`theirs`) or the end of the clients' turn (`ours`).
--- Without it, the next release begins a turn of the pollers. Failures are ignored.
+-- Without that string, the next release begins a turn of the pollers. Failures are ignored.
 
 -- Returns whose turn it is or nil, its time, when a poller was last seen, and the time now.
 local function whose_turn(key)

@@ -8,14 +8,14 @@
 --       lock alone, and then no client is woken
 -- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 for how many ms from now
---       the lock stays taken, or 0; or that after `leave`: if the hold is not here, its client no
---       longer waits here either, because it had the lock from other servers; or `force` to end
---       the hold of any owner: of this library, whose client is told, of Redisson, or of another
---       library that sets a string, 4 `shard`, 5 and later if Redisson is told: as in
+--       the lock stays taken, or 0; or that number after `leave`: if the hold is not here, its
+--       client leaves the queue here too, because it had the lock from other servers; or `force` to
+--       end the hold of any owner: of this library, whose client is notified, of Redisson, or of
+--       another library that sets a string, 4 `shard`, 5 and later if Redisson is told: as in
 --       `redisson.lua`
 -- USES  `owner`, `window`, `taken`, `answer`, `waits`, `tell`, `wake`, `tell_redisson` and
 --       `leave_to_pollers`
--- RETURNS 1, or 0 if the hold is gone, also if its lock stays taken
+-- RETURNS 1, or 0 if the hold is gone, even if its lock stays taken
 local forced, leaves = taken == 'force', string.match(taken, '^leave(%d+)$')
 taken = leaves or taken
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
@@ -34,13 +34,13 @@ elseif not answer then
     -- The first write: a server that is out of memory does not refuse this one, nor later ones.
     redis.call('pexpire', KEYS[1], taken)
     answer, window = 1, nil
-    -- For how long at most, the number of the owner says, whatever the server's clock does.
+    -- The number of the owner says for how long at most, whatever the server's clock does.
     redis.call('hset', KEYS[1], owner, 0)
   end
 end
 if forced and answer == 1 then
   if redis.pcall('hlen', KEYS[1]) == 1 then
-    -- Redisson's field, which is not an owner.
+    -- The field left is Redisson's `mode`, which is not an owner.
     redis.pcall('hdel', KEYS[1], 'mode')
   end
   local id, number = string.match(owner, '^(.*):(%x+)$')
@@ -58,7 +58,7 @@ if not changed or not KEYS[2] or ARGV[5] and tell_redisson(KEYS[2], KEYS[3]) the
   return answer
 end
 if KEYS[4] and leave_to_pollers(KEYS[4]) then
-  -- The waiting clients are only told how long that lasts.
+  -- Waiting clients are notified only so that they learn how long that lasts.
   window = nil
 end
 if (waits or redis.pcall('exists', KEYS[2])) == 1 then

@@ -25,7 +25,7 @@ if lease then
   prolong(member, ends, now, lease, ARGV[7])
 end
 local has_ended = redis.call('zrem', KEYS[1], ended) == 1
--- Readers have the token of the last writer, not one that no writer was given.
+-- Readers get the token of the last writer, not one that no writer has had.
 if has_ended and KEYS[3] and redis.pcall('get', KEYS[3]) == ARGV[9] then
   redis.pcall('set', KEYS[3], ARGV[8], 'keepttl')
 end
@@ -35,7 +35,7 @@ if ARGV[4] == 'force' then
 end
 if KEYS[2] and redis.pcall('exists', KEYS[2]) == 1 then
   if permits > 0 then
-    -- Waiting clients may assume more permits. The number of those taken, this one included, is
+    -- Waiting clients may assume more permits. The number of permits taken, this one included, is
     -- safe.
     permits = math.max(permits, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + 1)
   end

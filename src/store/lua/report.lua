@@ -1,13 +1,13 @@
 -- Reports who holds a name, and which clients wait for it. An offer to a waiting client is not a
 -- hold.
--- KEYS  1 lock, 2 notes: while the slot of a cluster moves, a script with one key is executed, and
---       one with more has to wait for missing ones, 3 fence, if the token is wanted, 4 queue of
---       waiting clients, if the name may be of any kind; else it is one of a lock
+-- KEYS  1 lock, 2 notes: while the slot moves in a cluster, a script with one key is executed, but
+--       one with several has to wait until none is missing, 3 fence, if the token is wanted, 4
+--       queue of waiting clients, if the name may be of any kind; else it is that of a lock
 -- ARGV  1 `count` to count the permits of a semaphore instead, offers included
 -- USES  `find_holder`, `longest`, `find_members` and `is_hold`
 -- RETURNS {holds, last token or 0, waiting clients}. A hold is {kind, owner, ms until its lease
---         ends, depth, and the note if it has one}, and its kind `l` a lock, `s` one of another
---         library, `r`, `w` or `p`. Or the number of permits
+--         ends, depth, and the note if it has one}, and its kind is `l` for a lock, `s` for one of
+--         another library, `r`, `w` or `p`. With `count`, the number of permits
 local counts, holds = ARGV[1] == 'count', {}
 local has_notes = KEYS[2] and redis.pcall('exists', KEYS[2]) == 1
 local function add(kind, owner, left, depth)

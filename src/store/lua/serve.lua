@@ -4,23 +4,25 @@
 -- USES  `tell`
 -- SETS  `serve`
 
--- Offers places to the clients at the head of the queue, as many as there are, and tells them.
+-- Offers all free places to the clients at the head of the queue, and notifies these clients.
 -- Readers next to each other are served together, a writer alone. A client that is served leaves
 -- the queue. If it has stopped, that costs the others only its offer: the next client that listens
--- is told too, asks how long the offer lasts, and asks again then.
+-- is notified too, asks how long the offer lasts, and asks again then.
 -- A client whose channel has no listener is removed if another one listens. If none does, the
 -- server may have restarted or just become the master, and all of them may be about to listen. For
 -- two seconds they then keep their places, and those behind them are only notified when that ends,
 -- unless permits are left for both. Before its turn, a client without a listener is removed only
 -- after it has waited for two seconds, because it may be about to listen, and behind some proxies
--- no client can. If the server refuses to publish, each client finds its turn when it next asks.
--- A place is the time when the client came. Once the client was found without a listener, it is the
--- time of that, less `past`, in front of all others. If the clock was set back since, that is over,
--- and the client counts as one that comes now.
+-- no client can listen. If the server refuses to publish, each client finds its turn when it next
+-- asks.
+-- A place in the queue is the time when the client came. Once a client was found without a
+-- listener, its place is the time of that, less `past`, which is in front of all others. If the
+-- clock has since been set back, the two seconds are over, and a client without such a mark counts
+-- as one that comes now.
 -- `now` is the server's clock in ms; a place is offered for `window` ms; `permits` is 0 for a
--- read-write lock; and `me`, or nil, is a client that asks and is not told. Returns whether the
--- queue has a client whose turn it is not; and the maximum number of ms for which this is due to
--- one without a listener, or nil.
+-- read-write lock; and `me`, or nil, is a client that asks and is not notified. Returns whether the
+-- queue has a client whose turn has not come; and the maximum number of ms for which this is due to
+-- a client without a listener, or nil.
 local function serve(queue, now, window, permits, shard, me)
   local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
   local served, young, beyond = 0, nil, false
@@ -71,7 +73,7 @@ local function serve(queue, now, window, permits, shard, me)
     end
     local told
     if admitted == nil then
-      -- It waits for another kind, which the name had before.
+      -- It waits for a kind that the name had before.
       tell(string.find(wanted, '[rwp]:') and client or next, shard)
       told, grace = 0, 0
     elseif not admitted then

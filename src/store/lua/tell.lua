@@ -1,10 +1,10 @@
--- Sends a message about threads that wait for each other, or may: to the client that holds the
--- lock, or to others. Nothing is written here.
+-- Sends a message about threads that wait, or may wait, for each other: to the client that holds
+-- the lock, or to other clients. Nothing is written here.
 -- KEYS  1 lock
--- ARGV  1 message, 2 `shard`, from 3 on the ids of the clients that are told; without any the
---       holder's is, if it is one of this library
+-- ARGV  1 message, 2 `shard`, from 3 on the ids of the clients that get it; without any, the
+--       holder's client does if it is one of this library
 -- USES  `find_holder` and `tell`
--- RETURNS 1, or 0 if no client is told
+-- RETURNS 1, or 0 if it was sent to no client
 local answer = 0
 local function send(client, number)
   tell(client, ARGV[2], 'leasehold:probe:' .. number .. ':' .. ARGV[1])

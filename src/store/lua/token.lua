@@ -33,7 +33,7 @@ local function next_token(least, keeps)
   if fence > greatest then
     return nil, redis.error_reply('FENCE ' .. counter .. ' has run out of tokens')
   end
-  -- None shortens the life that another client has given the counter.
+  -- No client shortens the life that another one has given the counter.
   -- A number as an argument of a command is formatted, which costs as much as a cheap command.
   local left, life, passed = call('pttl', counter), ARGV[3], 0
   if left > tonumber(life) then
@@ -58,8 +58,9 @@ local function next_token(least, keeps)
     end
     if last > fence + 1000 then
       -- The clock was set back, or that of another client of a quorum is ahead. The counter is then
-      -- a clock itself, and goes on by the time since it was last written. Its TTL shows this time
-      -- whatever life another client has given it: it begins as a multiple of 1,024 ms.
+      -- a clock itself, and advances by the time since it was last written. Its TTL shows this time
+      -- whatever life another client has given it, because each such TTL begins as a multiple of
+      -- 1,024 ms.
       passed, life = -left % 1024, life + -life % 1024
     end
     fence = last + 1
@@ -68,9 +69,9 @@ local function next_token(least, keeps)
   return fence, false, passed
 end
 
--- Stores the last of up to `count` tokens that begin with `fence`. It is at most a millisecond
--- ahead of `least`, so that the counter remains a clock, or the counter has advanced no faster than
--- a clock: by a token for each microsecond of the `passed` ms.
+-- Stores the last of up to `count` tokens that begin with `fence`. Either that token is at most a
+-- millisecond ahead of `least`, so that the counter remains a clock, or the counter advances no
+-- faster than a clock: by a token for each microsecond of the `passed` ms.
 -- Returns it, or `fence` if it cannot be stored.
 local function last_token(fence, count, least, passed)
   local last = math.min(fence + count - 1, math.max(least + 1000, fence + passed * 1000))

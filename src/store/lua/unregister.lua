@@ -28,7 +28,7 @@ end
 local _, foreign = find_members()
 if answer == 1 and not foreign then
   if permits > 0 then
-    -- The number of permits is not known here. The number of those taken, this one included, is
+    -- The number of permits is not known here. The number of permits taken, this one included, is
     -- safe.
     permits = math.max(1, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + offers)
   end

@@ -3,12 +3,13 @@
 -- KEYS  1 lock
 -- SETS  `tell` and `wake`
 
--- Tells a client, and returns how many listen, or no number if the server refuses to publish. In a
--- cluster this goes over a sharded channel if the client has one at this node, because a message on
--- any other goes to all nodes: `shard` is the hash tag of such channels, or '' or nil. Redis 6.2
--- has none, a client is not subscribed to one at once, and slots move; but each client listens on
+-- Notifies a client. Returns the number of listeners that this reached, or something other than a
+-- number if the server refuses to publish. In a cluster this goes over a sharded channel if the
+-- client has one at this node, because a message on any other goes to all nodes. `shard` is the
+-- hash tag of such channels, or '' or nil. A sharded channel may not reach the client: Redis 6.2
+-- has none, a client does not subscribe to one at once, and slots move. But each client listens on
 -- its own channel at every master. The channels are those of `Keys`. The default message is the key
--- of the lock: it may be free.
+-- of the lock, and means that the lock may be free.
 local function tell(client, shard, message)
   local channel, told = 'leasehold:wake:' .. client, 0
   if shard and shard ~= '' then
@@ -20,26 +21,26 @@ local function tell(client, shard, message)
   return told
 end
 
--- Offers the lock, if it is free, to the client that has waited longest, and tells it, so that for
--- a while no other client can take the lock, however close it is to the server. An offer is a field
--- `<client id>:0` with depth 0. The client leaves the queue, and registers again if it asks too
--- late. So a client that has stopped costs one offer: the next one that listens is told too, asks
--- how long the offer lasts, and asks again then. Without a `window` in ms, the lock stays taken:
--- the client is only told, so that it learns when that ends, and keeps its place.
--- A client whose channel has no listener is removed if one behind it is reached. If none is, it may
--- be dead, or only poll because it cannot listen, or the server may have restarted or just become
--- the master, and all may be about to listen. So it keeps its place for two seconds, marked. That
--- delays only clients that are about to listen themselves, which come back in their order: one that
--- has come since and listens is offered the lock, and a free lock that is offered to none goes to
--- any that asks. Once a marked client asks, it is alive: it is offered the lock as if it listened,
--- in front of all others.
--- A place is the time when the client came, in ms; of a marked one the time when it was found
--- without a listener, less `past`; and once that has asked, less `past` again. After a clock was
--- set back, a mark later than now counts as over. Failures are ignored: a client that is not woken
--- tries again after a while.
+-- Offers the lock, if it is free, to the client that has waited longest, and notifies it, so that
+-- for a while no other client can take the lock, however close it is to the server. An offer is a
+-- field `<client id>:0` with depth 0. The client leaves the queue, and registers again if it asks
+-- too late. So a client that has stopped costs one offer: the next one that listens is notified
+-- too, asks how long the offer lasts, and asks again then. Without a `window` in ms, the lock stays
+-- taken: the client keeps its place, and is only notified so that it learns when that ends.
+-- A client whose channel has no listener is removed if one behind it is reached. If none is
+-- reached, it may be dead, or only poll because it cannot listen, or the server may have restarted
+-- or just become the master, and all may be about to listen. So it keeps its place for two seconds,
+-- marked. That delays only clients that are about to listen themselves, and these come back in
+-- their order. A client that has come since and listens is offered the lock, and a free lock that
+-- is offered to no client goes to any that asks. Once a marked client asks, it is alive: it is
+-- offered the lock as if it listened, in front of all others.
+-- A place is the time when the client came, in ms. The place of a marked client is the time when it
+-- was found without a listener, less `past`, and less `past` again once it has asked. If the clock
+-- was set back, a mark later than now counts as over. Failures are ignored: a client that is not
+-- woken tries again after a while.
 -- `me` is a client in the queue that asks for the lock, or nil, and `returns` is set if it has just
--- lost its own listener. Returns whether it is its turn, and if not, in how many ms to ask again,
--- or -1.
+-- lost its own listener. Returns whether it is the turn of `me`, and if not, in how many ms to ask
+-- again, or -1.
 local function wake(queue, window, shard, me, returns)
   if window and redis.pcall('exists', KEYS[1]) == 1 then
     return
@@ -74,7 +75,7 @@ local function wake(queue, window, shard, me, returns)
     else
       told = tell(next, shard)
       if told == 0 and string.find(next, '^[rwp]:') and tell(string.sub(next, 3), shard) ~= 0 then
-        -- It waits for another kind, which the name had before.
+        -- It waits for a kind that the name had before.
         grace = 0
       end
       if told ~= 0 then

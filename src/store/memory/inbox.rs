@@ -18,8 +18,8 @@ use crate::store::keys::Keys;
 #[derive(Default)]
 pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>, RandomState>);
 
-/// The unread messages to one client, each with a key in place of the name. `None` once the client
-/// no longer waits.
+/// The unread messages to one client, each with a key in place of the name. `None` ends a wait that
+/// was interrupted.
 pub(super) struct Inbox {
     messages: Sender<Option<Wake>>,
     received: Receiver<Option<Wake>>,

@@ -107,8 +107,8 @@ impl Locks {
         Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
     }
 
-    /// Begins the first of the further holds that a request asks for, as far as there is `room`,
-    /// and returns their tokens. Those of a repeat already exist.
+    /// Begins as many of the further holds of a request as there is `room` for, in order, and
+    /// returns their tokens. The holds of a repeat already exist.
     fn acquire_others(
         &mut self,
         key: &str,
@@ -187,7 +187,7 @@ impl Locks {
         let before = self.block_at.replace(now);
         let mut most = clock + TENURE_FENCES;
         if self.fence > most {
-            // The clock was set back. The counter goes on like a clock.
+            // The clock was set back. The counter advances like a clock.
             let passed = before.map_or(Duration::ZERO, |before| now.since(before));
             most = self.fence + u64::try_from(passed.as_micros()).unwrap_or(TENURE_FENCES);
         }
@@ -297,16 +297,16 @@ impl Locks {
         let Some(name) = self.name(key) else { return HoldReply::Gone };
         let held = name.holds.len();
         let Some(left) = name.unregister(&hold.client) else { return HoldReply::Gone };
-        // The number of permits is not known here. The number of those taken, this one included, is
-        // safe.
+        // The number of permits is not known here. The number of permits taken, this one included,
+        // is safe.
         if name.check_type(left).is_ok() {
             self.serve(key, left, held.max(1));
         }
         HoldReply::Done
     }
 
-    /// Tells the client that holds a lock that another one wants it. Returns `true` if the lock may
-    /// only be kept, in which case it is about to be released.
+    /// Notifies the client that holds a lock that another one wants it. Returns `true` if the lock
+    /// may only be kept, in which case it is about to be released.
     pub(super) fn recall(&mut self, key: &str) -> bool {
         let Self { by_key, inboxes, .. } = self;
         by_key.get(key).is_some_and(|name| name.recall(key, Registration::Recall, inboxes))
@@ -348,8 +348,8 @@ impl Locks {
         if name.holds.len() == held {
             return HoldReply::Gone;
         }
-        // Waiting clients may assume more permits. The number of those taken, this one included, is
-        // safe.
+        // Waiting clients may assume more permits. The number of permits taken, this one included,
+        // is safe.
         self.serve(key, kind, held.max(kind.permits() as usize));
         HoldReply::Done
     }
@@ -454,7 +454,7 @@ mod tests {
             let AcquireReply::Acquired { fence, room, .. } = reply else { panic!("{reply:?}") };
             assert!(fence > last && (last > 0 || room == 999), "{last}: {reply:?}");
             last = fence + u64::from(room);
-            // On a fast machine the clock may not go on between two requests.
+            // On a fast machine the clock may not advance between two requests.
             assert!(room == 0 || last <= micros() + TENURE_FENCES, "{reply:?}");
         }
         // The clock has not reached that token yet.
@@ -487,7 +487,7 @@ mod tests {
             locks.acquire(&keys, request).expect("a reply");
             locks.by_key.len()
         };
-        // It should be over only when room is made.
+        // The short leases should have ended by the time names are removed.
         let (lease, moment) = (Duration::from_secs(60), Duration::from_micros(20));
         acquire(hold("held", "c", 1), Registration::None, lease);
         acquire(hold("held", "gone", 2), Registration::IfHeld, lease);

@@ -1,7 +1,7 @@
 //! The server in memory against which users test their code.
 //!
-//! Decides what happens to a request while the server is down or slow. Each is executed at once. If
-//! the reply takes longer than the caller waits, it is lost, so that the outcome is unknown.
+//! Decides what happens to a request while the server is down or slow. Each request is executed at
+//! once. If the reply takes longer than the caller waits, it is lost, and the outcome is unknown.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ impl MemoryServer {
         Self::default()
     }
 
-    /// Takes the server down, or brings it back. It keeps its data, but leases keep running out.
+    /// Takes the server down, or brings it back. It keeps its data, but leases continue to expire.
     ///
     /// While it is down, each request fails as if the server could not be reached: calls return
     /// [`Unavailable`](crate::Error::Unavailable), and renewals fail until the leases end. Threads
@@ -128,8 +128,8 @@ impl MemoryServer {
     /// - `BUSY`, `CLUSTERDOWN`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`, `READONLY` and `TRYAGAIN`
     ///   describe conditions that pass. The request is retried as with Redis, and the call ends
     ///   with [`Unavailable`](crate::Error::Unavailable).
-    /// - `NOQUORUM`, which no server sends: of two servers that must agree, one does. The error is
-    ///   [`NoQuorum`](crate::Error::NoQuorum).
+    /// - `NOQUORUM`, which no server sends: of two servers that must agree, only one does. The
+    ///   error is [`NoQuorum`](crate::Error::NoQuorum).
     /// - `NOTREPLICATED`, which no server sends: no replica acknowledges new holds, levels and
     ///   renewals. The error is [`NotReplicated`](crate::Error::NotReplicated). Requests that need
     ///   no acknowledgement are answered.
@@ -158,8 +158,8 @@ impl MemoryServer {
 
     /// Ends the holds of a name by any client, as if an operator had ended them: a lock, both sides
     /// of a read-write lock, or all permits of a semaphore. A holder that listens for messages
-    /// finds out at once, and any other at its next request or renewal. Returns `false` if there
-    /// are none.
+    /// finds out at once, and any other holder at its next request or renewal. Returns `false` if
+    /// there are none.
     ///
     /// A lock that its client only [keeps](crate::Builder::keep) is not held, but becomes free. It
     /// counts as held while the server is down, or if its client does not release it within 50 ms.
@@ -303,12 +303,13 @@ mod tests {
             self.0.lock().locks.holds(key)
         }
 
-        /// Shows each client that has a hold or an offer of a key, or waits for one (`false`).
+        /// Calls `see` with each key and each client that has a hold or an offer of it (`true`) or
+        /// waits for it (`false`).
         pub(crate) fn look(&self, see: impl FnMut(&str, &str, bool)) {
             self.0.lock().locks.look(see);
         }
 
-        /// Sets the last token, as far as the server knows.
+        /// Sets the token that the server takes to be the last one.
         pub(crate) fn set_last_token(&self, token: u64) {
             self.0.lock().locks.set_last_token(token);
         }
@@ -323,7 +324,7 @@ mod tests {
             self.0.lock().locks.last_token()
         }
 
-        /// Returns the clients that wait for a lock, as they are in Redis.
+        /// Returns the clients that wait for a lock, as Redis stores them.
         pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
             self.0.lock().locks.waiting(key)
         }

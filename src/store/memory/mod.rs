@@ -34,7 +34,7 @@ use crate::store::request::{
 pub(crate) struct Memory {
     server: MemoryServer,
     keys: Keys,
-    /// The client's inboxes, which are closed with its last clone.
+    /// The client's inboxes, which are closed when the last clone is dropped.
     inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
 }
 

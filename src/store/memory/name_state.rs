@@ -49,17 +49,17 @@ pub(super) struct LiveHold {
 /// The number that no hold has.
 const OFFERED: u64 = 0;
 
-/// No offer lasts longer.
+/// The longest time that an offer lasts.
 const OFFER_MAX: Duration = Duration::from_secs(1);
 
 impl LiveHold {
-    /// Returns `true` if this is that hold. A writer that has become a reader is another one.
+    /// Returns `true` if this is that hold. A writer that has become a reader is another hold.
     pub(super) fn is(&self, hold: &HoldId) -> bool {
         self.id == *hold && self.id.kind.waits_with(hold.kind)
     }
 
-    /// Renews the hold. Does not shorten what another request has given it, but cuts it to a whole
-    /// lease.
+    /// Renews the hold. Does not shorten a time that another request has given it, but cuts it to a
+    /// whole lease.
     pub(super) fn renew(&mut self, lease: NextLease) {
         let now = Moment::now();
         self.ends = now.after(lease.duration).max(self.ends.min(now.after(lease.whole)));
@@ -125,7 +125,7 @@ impl NameState {
         self.holds.retain(|held| !held.is_offer_to(hold));
     }
 
-    /// Returns `true` if a hold may begin beside the other holds and the offers. A semaphore has
+    /// Returns `true` if a hold may begin alongside the other holds and the offers. A semaphore has
     /// `permits` in all.
     pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
         // An offer counts as a hold until its client takes it or it expires.
@@ -184,8 +184,8 @@ impl NameState {
         Some(left)
     }
 
-    /// Returns `true` if a hold may begin now: by an offer to its client, which this takes, or
-    /// because the lock is free and no waiting client goes first. Otherwise the client joins the
+    /// Returns `true` if a hold may begin now: because its client has an offer, which this takes,
+    /// or because the lock is free and no waiting client goes first. Otherwise the client joins the
     /// queue if it waits.
     ///
     /// If a client that assumes more permits has caused the offer, this client declines it. Another
@@ -226,7 +226,8 @@ impl NameState {
         let is_first = is_lock || self.queue.is_empty();
         let is_free = !declines && self.admits(hold.kind, permits) && is_first;
         let begins = !matches!(registration, Registration::Kept | Registration::Recall);
-        // `Kept` has the lock already if it exists, and `Recall` wants it as another kind.
+        // With `Kept`, the client already has the lock or has lost it. With `Recall`, it wants
+        // another kind.
         if !(begins && (is_offered || is_free)) {
             if joins {
                 self.join(hold, false);
@@ -297,8 +298,8 @@ impl NameState {
         }
     }
 
-    /// Tells the client that holds the lock that another one asks for it, if that client may keep
-    /// it, or watches it. Returns `true` if it may keep it.
+    /// Notifies the client that holds the lock that another one asks for it, if the holder may keep
+    /// it, or watches it. Returns `true` if the holder may keep it.
     pub(super) fn recall(&self, key: &str, asks: Registration, inboxes: &Inboxes) -> bool {
         let waits = asks.joins();
         let tries = matches!(asks, Registration::IfMayBeKept | Registration::Recall);

@@ -114,12 +114,12 @@ impl<T: ScriptReply> Ballot<T> {
         Self { effect, _open_end: open_end, ..self }
     }
 
-    /// The same, at servers whose replies count once their changes are durable.
+    /// Makes the reply of a server count only once the change is durable there.
     pub(super) fn durable(self, deadline: Instant) -> Self {
         Self { demand: self.servers.settings.demand.map(|demand| (demand, deadline)), ..self }
     }
 
-    /// The same, but the thread that reads the last needed reply passes on the decision.
+    /// Makes the thread that reads the last needed reply pass on the decision.
     pub(super) fn passed_on(
         self,
         on_decision: impl FnOnce(Result<T, Failure>) + Send + 'static,
@@ -363,8 +363,8 @@ mod tests {
         assert!(!servers.in_doubt.has_open_ends());
     }
 
-    /// The release overtakes the request that may begin the hold, which came over a closed
-    /// connection.
+    /// The release overtakes the request that may begin the hold, which was sent over a connection
+    /// that has been closed.
     #[test]
     fn a_hold_that_a_lost_request_may_begin_outlasts_its_release() {
         let servers = one_server();
@@ -404,7 +404,7 @@ mod tests {
             }
             holds.late.lock().len()
         };
-        // No lease is known, so each is over at once.
+        // No lease is known, so the doubt about each hold is over at once.
         assert_eq!(count_after(0..LATE_MAX), LATE_MAX);
         assert_eq!(count_after(LATE_MAX..LATE_MAX + 1), 1);
         holds.note_lease(LEASE);

@@ -25,7 +25,7 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     fn lock(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
     /// Like `lock`, ready to send. Waits until `deadline` for the connections of a majority, and
-    /// for a moment for the other servers that have not failed before.
+    /// for a moment for those of the other servers that have not failed before.
     fn prepare(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
     /// Like `prepare`, with a majority connected.
@@ -128,7 +128,7 @@ pub(crate) trait ExclusiveLinks {
         deadline: Instant,
     ) -> Result<T, Failure> {
         let servers = self.servers().clone();
-        // Slow replicas and disks say nothing about the servers.
+        // How slow replicas and disks are says nothing about the servers.
         let mut wait = if ballot.demand.is_none() { Some(servers.spin.begin()) } else { None };
         let decision = loop {
             let decision = ballot.take_decision();

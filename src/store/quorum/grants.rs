@@ -3,29 +3,29 @@
 //! A token must be greater than those of all earlier holds of the name, though no single server has
 //! seen all of them. The client proposes one: its clock in microseconds. A server gives that token,
 //! or one more than its counter if the counter has reached the proposal, and sets its counter to
-//! what it gives. The hold's token is the greatest that a majority M has given. Before the caller
-//! gets the guard, a majority C confirms that its counters have reached the token *while the hold
-//! existed there*. A server that gave just that token has confirmed it already; on the others
-//! `change.lua` raises the counter. Usually all servers have given the proposal, and there is
-//! nothing to raise.
+//! the token that it gives. The hold's token is the greatest that a majority M has given. Before
+//! the caller gets the guard, a majority C confirms that its counters have reached the token *while
+//! the hold existed there*. A server that gave just that token has confirmed it already; on the
+//! others `change.lua` raises the counter. Usually all servers have given the proposal, and there
+//! is nothing to raise.
 //!
 //! Why tokens grow: let a hold with token F be followed by another. The later hold's M and the
 //! earlier hold's C are majorities, so they have a server S in common. A majority counts only while
 //! its leases last, so the later hold existed on S when it was granted. S therefore let it begin
 //! after the earlier hold had ended there. S had confirmed F while the earlier hold existed, so its
 //! counter had reached F before, and counters only grow. So S gave a token greater than F, and the
-//! later hold's token is the greatest of those given. `tests/simulation` leaves out each step of
-//! this, and must then find tokens that do not grow.
+//! later hold's token is the greatest of those given. `tests/simulation` leaves out the steps of
+//! this one at a time, and must then find tokens that do not grow.
 //!
 //! If several threads of a client wait, it asks for a block of tokens, for holds that follow one
 //! another. A server raises its counter to the end of the block, even if the counter is ahead of
 //! the proposal because another client's clock is (`token.lua` says how far). The hold has as many
 //! of these tokens as the counters of a majority have reached, which takes the place of C. If no
-//! majority has given the same first token, it has only that one.
+//! majority has given the same first token, the hold has only one token.
 //!
 //! The argument needs, for any two majorities, a common server that has kept its counter. If the
-//! number of servers is even, one of them may lose its counter; if it is odd, none may. Otherwise
-//! the token is still greater as long as the client's clock is not behind.
+//! number of servers is even, one of them may lose its counter; if it is odd, none may. If more
+//! counters are lost, the token is still greater as long as the client's clock is not behind.
 
 use std::sync::Arc;
 
@@ -67,13 +67,14 @@ pub(super) fn conclude(
     let mut outcome = links.wait(ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
-        // After that the counters agree, and the next tenure can have a block.
+        // This makes the counters agree, so that the next tenure can have a block.
         && let Err(failure) = confirm(links, ballot.look(Votes::reached), request)
     {
         outcome = Err(failure);
     }
     if !is_granted(&outcome) {
-        // A minority may have begun the hold, or may still do so, which would keep all others out.
+        // A minority may have begun the hold, or may still do so, which would keep all other
+        // clients out.
         let ends = Effect::Ends { hold: hold.clone(), taken_until: Moment::FIRST };
         let withdraw = servers.settings.commands.withdraw(hold);
         let withdraw = Ballot::new(&servers, withdraw, Votes::decide_hold).with(ends);
@@ -170,7 +171,7 @@ mod tests {
             // Connecting to the last server may take longer than to the others.
             let mut links = store.links("a").connect(deadline).expect("a majority");
             assert!(Instant::now() < deadline, "the last server is not connected");
-            // It has no replicas, so it soon lags.
+            // That server has no replicas, so it soon lags.
             let (holds, registration) = (&[hold(nonce)], Registration::None);
             let acquire =
                 Acquire { holds, lease: SOON, note: None, registration, echo: false, deadline };

@@ -50,7 +50,8 @@ pub(crate) struct QuorumServer {
 struct Health {
     /// End of the pause after a failure.
     paused_until: Instant,
-    /// The latest end of the attempt in progress to open a connection. No other begins before that.
+    /// The latest end of the attempt in progress to open a connection. No other attempt begins
+    /// before that.
     claimed_until: Instant,
     last_failure: Option<Failure>,
 }
@@ -82,8 +83,9 @@ impl QuorumServer {
         health.last_failure = Some(failure.clone());
     }
 
-    /// Notes what a reply says about the server. It is good if a script has written something. If
-    /// it refuses to write, it counts as down, because its connections must be replaced each time.
+    /// Notes what a reply says about the server. The server is good if a script has written
+    /// something. If it refuses to write, it counts as down, because its connections must be
+    /// replaced each time.
     pub(super) fn note<T>(&self, reply: &Result<T, Failure>, has_written: impl FnOnce(&T) -> bool) {
         let written = reply.as_ref().map_or_else(Failure::is_shortfall, has_written);
         // Read first, because a write would take the cache line from other threads.
@@ -159,7 +161,7 @@ impl QuorumServer {
         let question = Request::command(redis::cmd("INFO").arg("server"));
         match connection.exchange(&question, deadline).map_err(Failure::of_question) {
             Ok(info) => self.run_ids.note(self.number, &self.factory.label(), &info)?,
-            // The login may lack the right to ask.
+            // The user may lack the right to ask.
             Err(failure) if failure.kind == FailureKind::Rejected => {}
             Err(failure) => return Err(failure),
         }
@@ -184,7 +186,8 @@ impl Peer for Arc<QuorumServer> {
             drop(health);
             return Err(self.unreachable());
         }
-        // A good server is asked by several threads at a time; one that has failed, by one.
+        // Several threads at a time may try a good server, but only one may try a server that has
+        // failed.
         if !self.is_trusted() {
             // No other attempt begins before the outcome of this one is known.
             health.claimed_until = end_of(self.factory.connect_timeout);

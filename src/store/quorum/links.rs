@@ -74,7 +74,7 @@ impl Links {
 
     /// Reads what has arrived, and closes connections that are silent for too long.
     fn sweep(self: &Arc<Self>) {
-        // Requests of other names may be waiting for this thread, so it never waits for the
+        // Requests for other names may be waiting for this thread, so it never waits for the
         // connections.
         let (Some(reader), Some(each)) = (self.reader.try_lock(), self.each.try_lock()) else {
             // The thread that uses them reads the replies, or the next sweep does.
@@ -89,8 +89,8 @@ impl SharedLinks for Arc<Links> {
     type Locked<'a> = LockedLinks<'a>;
 
     fn lock(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
-        // Always the reader before the links: threads that took them in different orders would
-        // block each other.
+        // Always locked before the links: threads that took them in different orders would block
+        // each other.
         let reader = Some(self.reader.try_lock_until(deadline).ok_or_else(in_use)?);
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         Ok(LockedLinks { reader, each, shared: self })
@@ -116,7 +116,8 @@ impl SharedLinks for Arc<Links> {
         let reader = self.reader.try_lock();
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         let mut links = LockedLinks { reader, each, shared: self };
-        // A thread that waits for replies has prepared the connections, and reads from them.
+        // If another thread waits for replies, it has prepared the connections, and reads from
+        // them.
         if links.reader.is_some() {
             links.begin_openings();
             links.make_room(deadline);
@@ -170,7 +171,7 @@ impl LockedLinks<'_> {
         // A program that ends with unread replies may lose what it has posted.
         self.read_or_close(self.shared.servers.settings.io_timeout);
         self.each.iter_mut().for_each(Link::finish_opening);
-        // A call that has a majority leaves failed servers their pauses.
+        // A call that has a majority does not shorten the pauses of failed servers.
         let urgent = !self.has_majority();
         self.each.iter_mut().for_each(|link| link.begin_opening(urgent));
     }
@@ -183,7 +184,7 @@ impl LockedLinks<'_> {
     /// Returns how long to wait for connections; `None` if there are none to wait for.
     fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
         let moment = self.each.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
-        // Without a majority the call fails in any case, so it waits as long as it can.
+        // Without a majority the call would fail in any case, so it waits as long as it can.
         if !self.has_majority() {
             return Some(deadline);
         }
@@ -225,7 +226,7 @@ impl ExclusiveLinks for LockedLinks<'_> {
         self.each[server].send(ballot.exchange_with(server));
     }
 
-    /// Unlocked while waiting, so that other threads can post requests.
+    /// Unlocks the connections while waiting, so that other threads can post requests.
     fn read(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
         let awaited = self.each.iter().enumerate().filter(|(_, link)| link.connection.is_busy());
         let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited

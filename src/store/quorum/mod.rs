@@ -11,22 +11,22 @@
 //!
 //! Each server offers a released lock to the client that has waited longest there, which is usually
 //! the same one everywhere. Clients that arrive at nearly the same time may be in a different order
-//! at each server. If no majority then makes its offer to the same one, each of them takes its
+//! at each server. If no majority then makes its offer to the same client, each client takes its
 //! offers, gets too few votes and gives them back. Then the lock is offered to no client, and the
-//! first to try again gets it; their pauses are random and, after a wake-up, short. An offer only
-//! keeps other clients from a vote, so it cannot make two of them holders. A client that has the
-//! lock from a majority may still wait at the other servers; with its release it leaves their
-//! queues, or they would offer the lock to a client that does not want it.
+//! first to try again gets it. The pauses between attempts are random and, after a wake-up, short.
+//! An offer only keeps other clients from a vote, so it cannot make two of them holders. A client
+//! that has the lock from a majority may still wait at the other servers. Its release takes it off
+//! their queues, because they would otherwise offer the lock to a client that does not want it.
 //!
 //! # Durability
 //!
 //! Each server has to meet the demand for replicas or disks itself. Its vote counts once it has
 //! confirmed that, over the connection of the request and in the same write. This applies to tokens
-//! as well, so that the majorities M and C keep both hold and counter. A server that waits for its
-//! replicas or disk executes nothing else on that connection. So only a few requests may be behind
-//! such a wait ([`links`]), and further calls do without the vote of that server. Renewals wait
-//! over connections of their own, and count on the same terms. Releases do not wait: one that a
-//! crash undoes costs other clients a lease, and the holder nothing.
+//! as well, so that the majorities M and C of [`grants`] keep both hold and counter. A server that
+//! waits for its replicas or disk executes nothing else on that connection. So only a few requests
+//! may be behind such a wait ([`links`]), and further calls do without the vote of that server.
+//! Renewals wait over connections of their own, and count on the same terms. Releases do not wait:
+//! one that a crash undoes costs other clients a lease, and the holder nothing.
 //!
 //! # What servers forget
 //!
@@ -319,7 +319,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
         Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
-    /// Each server sends it. The clients count one of these.
+    /// Every server sends the message, and a client ignores the repeats.
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
         let tell = self.servers.settings.commands.tell(name, telling);
         self.decide(name, tell, deadline, Votes::decide_any).map(drop)

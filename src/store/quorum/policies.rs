@@ -45,7 +45,7 @@ struct Gathered {
     /// By the number of the server.
     from: Vec<bool>,
     first: Instant,
-    /// The number of messages when the client was last told.
+    /// The number of messages when the client was last notified.
     told: usize,
 }
 
@@ -70,8 +70,8 @@ impl WakeupPolicy for WakeupsOfMajorities {
         listening == majority(self.servers.each.len())
     }
 
-    /// A majority of the servers has the hold, and each of them tells the client when another one
-    /// asks for the lock.
+    /// A majority of the servers has the hold, and each of them notifies the client when another
+    /// client asks for the lock.
     fn is_complete(&self, listening: usize) -> bool {
         listening >= majority(self.servers.each.len())
     }
@@ -95,13 +95,14 @@ impl WakeupPolicy for WakeupsOfMajorities {
                 let gathered = self.echoes.entry(name.clone());
                 let gathered = gathered.or_insert_with(|| Gathered::new(count));
                 gathered.add(from.number);
-                // Any majority that grants the lock next includes a server that tells this client.
+                // Any majority that grants the lock next includes a server that notifies this
+                // client.
                 let is_new = gathered.told == 0 && gathered.count() >= majority(count);
                 gathered.told += usize::from(is_new);
                 if is_new { Some(Wake::Echo(name)) } else { None }
             }
-            // One message is enough, and the next one repeats it. A majority may still have the
-            // hold, so the client asks all servers.
+            // The first message is enough, and those of the other servers repeat it. A majority may
+            // still have the hold, so the client asks all servers.
             Wake::Ended { .. } | Wake::Probe { .. } | Wake::Recall { .. } => Some(wake),
             // Redisson does not ask a majority.
             Wake::Complete(_) | Wake::Ready | Wake::Unlocked(_) => None,
@@ -253,7 +254,7 @@ mod tests {
         WakeupsOfMajorities::new(servers())
     }
 
-    /// Releases a hold by a job, with these replies of the servers.
+    /// Releases a hold with a job that gets these replies from the servers.
     fn release(
         servers: &Arc<QuorumServers>,
         hold: &HoldId,

@@ -42,7 +42,7 @@ impl<T> Votes<T> {
         self.failures().next().is_some()
     }
 
-    /// Returns `true` if `is` holds for the reply of a server, or may hold for an outstanding one.
+    /// Returns `true` if `is` accepts the reply of a server, or may accept an outstanding one.
     pub(super) fn may_be(&self, server: usize, is: impl Fn(&T) -> bool) -> bool {
         match &self.0[server] {
             None => true,
@@ -92,8 +92,9 @@ impl<T> Votes<T> {
     }
 
     /// Returns the failure if a majority has executed the request, but only `ok` servers as durably
-    /// as demanded. It is the failure of the server that came nearest. Returns `None` if the next
-    /// try may succeed.
+    /// as demanded. Servers with more confirmations count as nearer to a majority; it is the
+    /// failure of the last one that a majority would need. Returns `None` if the next try may
+    /// succeed.
     fn not_replicated(&self, ok: usize) -> Option<Failure> {
         if ok + self.count_failures(FailureKind::Transient) >= self.required() {
             return None;
@@ -124,8 +125,8 @@ impl<T> Votes<T> {
                 return failure.clone();
             }
         }
-        // The most important failure is one that may have been executed, and the least important a
-        // temporary condition.
+        // The most important failure is that of a request that may have been executed, and the
+        // least important is a temporary condition.
         let kinds = [
             FailureKind::Timeout,
             FailureKind::Unclear,
@@ -149,7 +150,7 @@ impl<T> Votes<T> {
         Failure { no_quorum: Some(no_quorum), ..failure }
     }
 
-    /// Decides whether a majority can still answer, if `ok` servers have answered well.
+    /// Decides whether a majority has answered. A failure says that `ok` servers have succeeded.
     fn answered(&self, ok: usize) -> Option<Result<(), Failure>> {
         let wrong = self.count_wrong();
         if self.may_be_wrong() {
@@ -161,7 +162,7 @@ impl<T> Votes<T> {
         self.unanswered(ok).map(Err)
     }
 
-    /// Returns the failure once too few servers are left to make a majority of any answer.
+    /// Returns the failure once too few servers are left to make a majority for any answer.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
         let wrong = self.count_wrong();
         let rejected = self.count_failures(FailureKind::Rejected);
@@ -217,8 +218,8 @@ impl Votes<AcquireReply> {
         self.unanswered(granted).map(Err)
     }
 
-    /// Returns the owner that a majority has, if each of its servers has sent an echo. If attempts
-    /// have collided, no owner has a majority, and no client is notified when they end.
+    /// Returns the owner that the servers of a majority report, if each of them has sent an echo.
+    /// If attempts have collided, no owner has a majority, and no client is notified when they end.
     fn echoed(&self) -> Option<String> {
         let owners = self.answers().filter_map(|reply| match reply {
             AcquireReply::Held { echoed, .. } => echoed.clone(),
@@ -241,7 +242,7 @@ impl Votes<AcquireReply> {
         agreeing >= self.required()
     }
 
-    /// Returns the greatest token that the counter of a majority has reached.
+    /// Returns the greatest token that the counter of any server has reached.
     pub(super) fn reached(&self) -> u64 {
         let ends = self.answers().map(|reply| match reply {
             AcquireReply::Acquired { fence, room, .. } => fence + u64::from(*room),

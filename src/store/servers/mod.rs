@@ -1,8 +1,8 @@
 //! Locks on one server or on the nodes of a Redis Cluster.
 //!
-//! In a cluster, that is the node that serves the hash slot. All keys of a name are in one slot, so
-//! every request goes to one node, which executes it like a standalone server ([`node`]). The
-//! differences are which node that is, and that redirections are followed ([`placement`]). The
+//! In a cluster, a name is on the node that serves its hash slot. All keys of a name are in one
+//! slot, so every request goes to one node, which executes it like a standalone server ([`node`]).
+//! The differences are which node that is, and that redirections are followed ([`placement`]). The
 //! `redis` crate's own cluster client is not used, because it repeats requests by itself, sleeps
 //! beyond any deadline, and has no pub/sub.
 
@@ -153,7 +153,7 @@ impl Store for Servers {
                 replies.push((index, followed));
             }
         }
-        // Grouped by node until here, but the caller expects the order of its requests.
+        // The replies are grouped by node, but the caller expects the order of its requests.
         replies.sort_unstable_by_key(|(index, _)| *index);
         replies.into_iter().map(|(_, reply)| reply).collect()
     }
@@ -230,7 +230,7 @@ impl Store for Servers {
             let placement = self.placement.clone();
             let asked = target.clone();
             let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
-                // The clean-up follows the redirection.
+                // Only noted here: the clean-up follows the redirection.
                 placement.next(&name, Scope::All, &mut Progress::default(), &reply, &asked);
                 on_reply(reply.map_err(|failure| placement.classify(failure)));
             });

@@ -39,7 +39,8 @@ pub(super) struct Node {
     demand: Option<Demand>,
     /// How many of the next durable acquires are expected to find their locks held.
     contended: AtomicU32,
-    /// Whether the last failure may mean that another node of the cluster now serves its slots.
+    /// Whether the last failure may mean that another node of the cluster now serves the slots of
+    /// this one.
     doubted: AtomicBool,
     /// Whether a thread is asking which node serves which slots.
     pub(super) is_asked: AtomicBool,
@@ -92,9 +93,8 @@ impl Node {
         replies.iter().any(|reply| matches!(reply, Err(failure) if failure.code == "MOVED"))
     }
 
-    /// Notes the lowest slot that the node serves. Its hash tag is that of the sharded channels
-    /// over which clients that listen there are woken. All clients that know the slots choose the
-    /// same tag.
+    /// Notes the lowest slot that the node serves. The sharded channels over which it wakes clients
+    /// have a hash tag in that slot. All clients that know the slots choose the same tag.
     pub(super) fn serve_from(&self, slot: usize) {
         let known = self.commands.shard_tag();
         if known.is_empty() || slot_of(&known) != slot {
@@ -123,7 +123,7 @@ impl Node {
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) node: Arc<Node>,
-    /// Whether requests are preceded by ASKING, because the node is still about to get the slot.
+    /// Whether requests are preceded by ASKING, because the slot is still moving to the node.
     pub(super) asking: bool,
 }
 
@@ -155,7 +155,7 @@ impl Target {
         let reply = self.execute(acquire, Some((demand, send_wait)), request.deadline);
         match reply {
             Ok(AcquireReply::Held { .. }) => contended.store(CONTENDED, Ordering::Relaxed),
-            // Stored, not added: threads that find locks held at the same time count as one.
+            // Stored, not subtracted: threads that get their replies at the same time count as one.
             _ if expected > 0 => contended.store(expected - 1, Ordering::Relaxed),
             _ => {}
         }
@@ -163,7 +163,7 @@ impl Target {
     }
 
     /// Like `acquire`, for several groups of locks in one round trip, unless they must be durable:
-    /// then each takes its own.
+    /// then each group takes its own.
     pub(super) fn acquire_together(
         &self,
         requests: &[Acquire<'_>],
@@ -178,7 +178,7 @@ impl Target {
         replies.into_iter().map(|reply| AcquireReply::decode(reply, &server.factory)).collect()
     }
 
-    /// Like `acquire`, for another thread. A durable one is not sent, because it would block a
+    /// Like `acquire`, for another thread. A durable request is not sent, because it would block a
     /// connection that others use.
     pub(super) fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
         let Node { commands, server, demand: None, .. } = &*self.node else { return None };
@@ -273,7 +273,7 @@ impl Peer for Target {
     }
 }
 
-/// Returns `true` if this is a host. A node that does not know its own says `?` or nothing.
+/// Returns `true` if this is a host. A node that does not know its own host says `?` or nothing.
 pub(super) fn is_known(host: &str) -> bool {
     !matches!(host, "" | "?")
 }

@@ -1,7 +1,7 @@
 //! Finds the node that has a name, for calls and for background work, and handles requests that
 //! were sent to the wrong node.
 //!
-//! A message reaches every node of a cluster, but `wake.lua` takes a client for dead unless it
+//! A message reaches every node of a cluster, but `wake.lua` considers a client dead unless it
 //! listens to the node where the script runs. So a client listens to all masters. If the servers
 //! have sharded channels, whose messages stay on one node, it listens twice: on its own channel,
 //! and on a sharded one in the lowest slot of each master.
@@ -140,7 +140,7 @@ impl Placement {
         // While a slot moves, some keys of a name may be at one node and some at the other.
         if failure.code == "TRYAGAIN" && progress.scope != narrowest {
             progress.scope = narrowest;
-            // A node that has the slot only for now may have none of the keys yet.
+            // A node to which the slot is still moving may have none of the keys yet.
             return topology.owner(topology.slot(name));
         }
         let mut next = Redirect::of(failure).and_then(|Redirect { asking, host, port }| {
@@ -148,7 +148,8 @@ impl Placement {
             Some(topology.redirected(asking, host, port, topology.slot(name)))
         });
         if progress.redirections > REDIRECTIONS_MAX {
-            // The nodes redirect to each other. The next call begins with what they have named.
+            // The nodes redirect to each other. The next call begins with the nodes that they have
+            // named.
             next = None;
         }
         if next.is_none() {
@@ -243,7 +244,8 @@ impl WakeupPolicy for Placement {
         target.node.commands.shard_tag()
     }
 
-    /// Every node passes a message on, but it counts only from the node that serves its slot.
+    /// Every node passes a message on, but it counts only from the node that serves the slot of its
+    /// lock.
     fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
         let (Wake::Echo(name) | Wake::Lock(name)) = &wake else { return Some(wake) };
         if self.is_home(from, name) { Some(wake) } else { None }
@@ -348,7 +350,7 @@ mod tests {
         assert!(outcomes.len() == 2 && start.elapsed() < AGES, "no job is left: {outcomes:?}");
     }
 
-    /// A cluster of which only this node is known, with no program behind its address.
+    /// A cluster with one known node, at whose address no program listens.
     fn cluster_of(seed: &str) -> (Placement, Arc<Topology>, Target) {
         let config = Config { connect_timeout: SOON, ..Config::default() };
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");

@@ -1,5 +1,5 @@
-//! The nodes of a cluster and the slots that they serve. Any node is asked, and again whenever the
-//! answer may have changed.
+//! The nodes of a cluster and the slots that they serve. Any node can tell, and is asked again
+//! whenever the answer may have changed.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -101,7 +101,7 @@ impl Topology {
     }
 
     /// Like [`owner`](Self::owner), but if the owner is unknown or doubted, asks the nodes first,
-    /// for at most half of the time. The failure says why no node could tell.
+    /// for at most half of the time. The failure says why no node has named the owner.
     pub(super) fn target(
         self: &Arc<Self>,
         slot: usize,
@@ -112,7 +112,7 @@ impl Topology {
         }
         let now = clock::now();
         let end = now + deadline.saturating_duration_since(now) / 2;
-        // Disconnected once the nodes were asked.
+        // The channel is disconnected once the nodes have been asked.
         let Err(asked) = receive(&self.learn(), end);
         self.owner(slot).ok_or_else(|| match (asked, self.failure.lock().clone()) {
             // A node that is slow to answer may still do so before the next call.
@@ -136,7 +136,8 @@ impl Topology {
     ) -> Target {
         let node = self.node_at(host, port);
         if !asking {
-            // The node that redirects knows better than the map, which may be replaced just now.
+            // The node that redirects knows better than the map, which another thread may be
+            // replacing.
             self.map.write().set(slot, &node);
             // Other slots may have moved, too. This request does not wait for that answer.
             self.learn();
@@ -159,7 +160,8 @@ impl Topology {
     }
 
     /// Asks the nodes on a short-lived thread, after a pause if they were asked just now, because
-    /// nothing new may be known yet. Returns a channel that is disconnected once they were asked.
+    /// nothing new may be known yet. Returns a channel that is disconnected once they have been
+    /// asked.
     pub(super) fn learn(self: &Arc<Self>) -> Receiver<Infallible> {
         let mut next_look = self.next_look.lock();
         if let Some(look) = &*next_look {

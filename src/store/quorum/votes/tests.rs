@@ -1,4 +1,4 @@
-//! All possible replies of up to five servers, and the decisions by them.
+//! All possible replies of up to five servers, and the decisions that they lead to.
 
 mod wrong_types;
 
@@ -308,7 +308,7 @@ fn no_decision_waits_for_a_reply_that_cannot_change_it_or_comes_before_one_that_
     assert!(open.decide_hold().is_none() && open.decide_any().is_none());
     let refused = Votes::<HoldReply>(vec![Some(failed(FailureKind::Rejected)), None, None]);
     assert!(refused.decide_any().is_none(), "the others may be a majority");
-    // One more answer would make three of five, with the server that has something else.
+    // One more answer, and the server that has something else, would make three of five.
     let gone = Some(Ok(HoldReply::Gone));
     let wrong = Some(failed(FailureKind::WrongType));
     let still_open = Votes(vec![gone, wrong, timeout(), timeout(), None]);

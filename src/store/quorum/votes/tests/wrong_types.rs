@@ -21,7 +21,7 @@ fn decide_in_order<T: Clone, D>(
 }
 
 /// Checks for all replies in all orders that a majority of wrong types is an error, and that fewer
-/// count among the answers.
+/// of them count among the answers.
 fn assert_a_majority_decides<T: Clone, D>(
     counts: &[usize],
     answers: &[T],
@@ -33,7 +33,7 @@ fn assert_a_majority_decides<T: Clone, D>(
     let answers = answers.iter().map(|answer| Some(Ok(answer.clone())));
     let replies: Vec<_> = [unreachable, Some(wrong())].into_iter().chain(answers).collect();
     for &servers in counts {
-        // With half of an even number out of reach, no call waits for the others.
+        // With half of an even number of servers out of reach, no call waits for the others.
         let replies = if servers % 2 == 0 { &replies[1..] } else { &replies };
         for votes in all_of(servers, replies) {
             let is_wrong = votes.outvoted_by(votes.count_wrong());
