@@ -146,7 +146,7 @@ pub(super) fn report<T>(
 /// Gives back new holds, with an error, if the client was closed or the wait cancelled in the
 /// meantime: the thread that did so may have freed these locks.
 fn give_back_if_ended(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
-    // After the holds have begun: a thread that closes or cancels later finds them, not the call.
+    // Checked after the holds have begun: a thread that closes or cancels later finds the holds.
     let mut outcome = shared.names.check_open();
     if let Some(hold) = holds.first() {
         outcome = outcome.and_then(|()| caller.check_cancelled(&hold.id.name));
@@ -260,7 +260,8 @@ impl<'a> LockCall<'a> {
                 // A client has one place among the waiting clients: that of the call which may try
                 // again.
                 Outcome::Alone => self.alone = Some(Name::NEW),
-                // Known from the reply to another call, perhaps: this one may have sent no request.
+                // Perhaps this is known from the reply to another call, and this one has sent no
+                // request.
                 Outcome::Busy => {
                     reporter.report_contended(name, &mut self.contended);
                     return Ok(None);
@@ -430,7 +431,8 @@ impl<'a> LockCall<'a> {
                 self.redisson = self.shared.listening.wait_for_redisson(hold);
             }
             if self.alone.is_some() && matches!(action, Action::Begin { .. }) {
-                // It begins once the others that this client has are known to be over.
+                // `begin_beside` adds the tenure to the name, unless a later hold shows that it is
+                // over.
                 return;
             }
             self.shared.perform(self.name, self.caller.times, self.caller.wait, action);

@@ -52,8 +52,8 @@ struct SetCall<'a> {
     /// The locks for which the last request failed.
     unanswered: Option<Group>,
     attempts: Attempts<'a>,
-    /// After attempts in which locks have ended while the call asked for others: they may take
-    /// longer to get than their leases last, however often it asks.
+    /// The pauses after attempts in which a lease ended while the call asked for other locks: to
+    /// acquire all of them may take longer than a lease lasts, however often the call tries.
     too_short: RetryPolicy,
     /// The pauses before locks for which the call has waited before.
     backoff: Backoff,
@@ -217,7 +217,7 @@ impl SetCall<'_> {
         self.attempts.sleep(pause, name)
     }
 
-    /// Waits for a lock of which the call has reported that it is held.
+    /// Waits for a lock that the call has reported as held.
     fn wait_for(&mut self, held: usize, caller: &Caller) -> Result<Option<Arc<Hold>>> {
         let name = &self.names[held];
         let mut call = LockCall::new(self.shared, HoldKind::Lock, name, caller, self.looker);
@@ -230,11 +230,12 @@ impl SetCall<'_> {
     /// Waits for a held lock without giving back what the call has, if all of that comes earlier in
     /// the order of names: so no two such calls wait for each other. Others that have the lock only
     /// to try for more give it back within the time of an attempt. Returns `true` if the call has
-    /// the lock. If something is in the way of this, the next attempt finds it again.
+    /// the lock. Most errors are ignored here, because the next attempt finds them again.
     ///
     /// # Errors
     ///
-    /// `Deadlock` if the call is to end one: that may not show again.
+    /// `Deadlock` if this call must fail to break one, because the next attempt may not find it
+    /// again.
     fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
         let names = self.names;
         let caller = self.caller;
@@ -253,8 +254,8 @@ impl SetCall<'_> {
         Ok(self.holds[held].is_some())
     }
 
-    /// Checks what a name in the way has: an attempt for several locks does not look closely.
-    /// Without an answer, it counts as a held lock.
+    /// Checks that the name that is in the way is a lock, because an attempt for several locks does
+    /// not tell. Without an answer, it counts as a held lock.
     ///
     /// # Errors
     ///
@@ -324,12 +325,14 @@ impl SetCall<'_> {
         self.give_back_if(|hold| !shared.is_held(hold))
     }
 
-    /// Gives back the locks for which `is_such` holds. Returns the first, if there are any.
-    fn give_back_if(&mut self, is_such: impl Fn(&Arc<Hold>) -> bool) -> Option<Arc<Hold>> {
-        let such = |hold: &mut Option<Arc<Hold>>| hold.take_if(|hold| is_such(hold));
-        let such: Vec<_> = self.holds.iter_mut().filter_map(such).collect();
-        release::give_back(self.shared, &such, self.caller);
-        such.into_iter().next()
+    /// Gives back the locks that match. Returns the first of them, if there are any.
+    fn give_back_if(&mut self, matches: impl Fn(&Arc<Hold>) -> bool) -> Option<Arc<Hold>> {
+        let mut given_back = Vec::new();
+        for hold in &mut self.holds {
+            given_back.extend(hold.take_if(|hold| matches(hold)));
+        }
+        release::give_back(self.shared, &given_back, self.caller);
+        given_back.into_iter().next()
     }
 
     /// Pauses after a lock of the set was lost before the last one was acquired. Returns `false` if

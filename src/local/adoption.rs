@@ -57,8 +57,8 @@ pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> 
     Ok(left)
 }
 
-/// Shows operators whether a hold has a guard. Does not wait for the reply: if this fails, the hold
-/// is the same.
+/// Shows operators whether a hold has a guard. Does not wait for the reply: if the request fails,
+/// only what operators see is wrong.
 fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
     let change = Change::SetDepth { depth, lease: None, durable: false };
     let deadline = end_of(shared.times_for(left.lease).io_timeout);
@@ -230,7 +230,7 @@ fn renew_detached(
     let reply = request(shared, caller, action, &id.name, |deadline| {
         sent = Moment::now();
         match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
-            // After a pause of this process, the lease may be over, and must get no guard.
+            // After a pause of this process, the lease may be over, and the hold must get no guard.
             Ok(HoldReply::Done) if sent.elapsed() >= reliable(caller.times.lease) => {
                 Err(Failure::late())
             }
@@ -252,7 +252,7 @@ fn request(
     name: &str,
     mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
 ) -> Result<HoldReply> {
-    // Its `check` has found the client open.
+    // The `check` of its caller has found the client open.
     let attempts = Attempts::new(shared, caller.times, Wait::No, random()).of_open_client();
     attempts.repeat(action, name, |deadline| match ask(deadline) {
         // Another program has replaced the lock with something else.

@@ -33,17 +33,17 @@ impl<'a> Attempts<'a> {
         Self { shared, policy, canceller: None, caller: None, was_closed }
     }
 
-    /// Makes them end if the client is closed, even if it was closed before.
+    /// Makes the attempts end if the client is closed, even if it was closed before.
     pub(super) fn of_open_client(self) -> Self {
         Self { was_closed: false, ..self }
     }
 
-    /// Makes them end when the call is cancelled.
+    /// Makes the attempts end when the call is cancelled.
     pub(super) fn cancelled_by(self, canceller: Option<&'a Canceller>) -> Self {
         Self { canceller, ..self }
     }
 
-    /// Makes them those of a call for several locks.
+    /// Makes these the attempts of a call for several locks.
     pub(super) fn of_set(self, caller: &'a Caller) -> Self {
         Self { caller: Some(caller), canceller: caller.canceller.as_ref(), ..self }
     }

@@ -8,8 +8,9 @@
 //! message that names the hold, sent to the holder by the server with the lock. If it comes back to
 //! where it began, there may be a circle, but calls that it has passed may have ended since. So a
 //! second probe must find the same calls. Each call waits for one lock, and a thread that waits
-//! keeps what it holds: what both probes have found existed while one was back and the other not
-//! yet on its way. A message that is late, lost or doubled can only hide a circle.
+//! keeps what it holds: so what both probes have found existed at one moment, between the return of
+//! the first and the start of the second. A message that is late, lost or doubled can only hide a
+//! circle.
 //!
 //! Only holds that belong to a thread pass a probe on. A chain ends at a thread that has not waited
 //! for long, and at a hold that any thread can release, such as one of an owned guard.
@@ -107,8 +108,8 @@ struct LongWait {
     probe: u64,
     /// The circle that the first probe of a look has found.
     found: Option<Vec<CircleCall>>,
-    /// The last probe of other calls that was passed on, by client and number of the call. Several
-    /// servers send each message of theirs.
+    /// The last probe of other calls that was passed on, by client and number of the call. With
+    /// several servers, each message arrives more than once.
     passed: HashMap<(String, u64), u64, RandomState>,
 }
 
@@ -194,13 +195,13 @@ impl Deadlocks {
         {
             wait.parker.send(Signal::Ended(circle.error()));
         }
-        // Every client of the circle may find it, and tells all others.
+        // Every client in the circle may find it, and notifies all others.
         let hash = circle.hash_of_calls();
         if table.reported.contains(&hash) {
             return false;
         }
         if table.reported.len() == CIRCLES_MAX {
-            // At worst it is reported twice, much later.
+            // At worst, a circle is reported again much later.
             table.reported.pop_front();
         }
         table.reported.push_back(hash);
@@ -229,7 +230,8 @@ impl Table {
                 probe.number = next;
                 match wait.found.take() {
                     // The probe has met the calls one after the other, so they may not all have
-                    // waited at the same time. Those that it meets again have waited all along.
+                    // waited at the same time. Those that it meets again have been waiting all the
+                    // time.
                     None => wait.found = Some(mem::take(&mut probe.path)),
                     Some(found) if found == probe.path => {
                         let circle = Circle::new(found);
@@ -242,7 +244,7 @@ impl Table {
                     Some(_) => return None,
                 }
             } else if probe.path.contains(&wait.call) || !wait.passes(&probe) {
-                // A circle that the first call is not in.
+                // The circle does not include the first call.
                 return None;
             }
             probe.path.push(wait.call.clone());
@@ -259,7 +261,7 @@ impl Table {
     fn blocked(&self, is_it: impl Fn(&Arc<Hold>) -> bool) -> Option<u64> {
         let now = Moment::now();
         for (number, wait) in &self.waits {
-            // With another token, the hold is no longer that of the thread that waits.
+            // If its token has changed, the hold no longer belongs to the waiting thread.
             let has_it = wait
                 .holds
                 .iter()

@@ -25,7 +25,7 @@ use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
 
-/// One level of a hold, for one guard: a thread may lock a name again that it holds.
+/// One level of a hold, for one guard: a thread may lock a name that it already holds.
 #[derive(Debug)]
 pub(crate) struct Level {
     pub(crate) hold: Arc<Hold>,
@@ -140,8 +140,8 @@ pub(super) fn ask(
     outcomes
 }
 
-/// Pauses before requests are repeated for these holds, which have failed. Returns `false` if they
-/// are not repeated.
+/// Pauses before the failed requests about these holds are repeated. Returns `false` if they are
+/// not repeated.
 fn pause_before_next(
     shared: &Shared,
     holds: &[Arc<Hold>],
@@ -189,11 +189,11 @@ fn release_before_next(
             write_by: request.deadline,
             on_reply: Box::new(move |reply| {
                 if let Ok(reply) = &reply {
-                    // The thread that reads the reply does this, before it reads one to the next
-                    // call.
+                    // The thread that reads the reply reports it before it reads the reply to the
+                    // next call.
                     reporter.report_reply(&released, Ok(*reply));
                 }
-                // The thread that unlocks waits for it.
+                // The unlocking thread waits for this.
                 drop(sender.send((place, reply)));
             }),
         });
@@ -224,8 +224,9 @@ fn conclude(
         (Change::Release { .. }, reply) => {
             let outcome = hold.release_outcome(reply);
             if matches!(outcome, Err(HoldFailure::Lost)) && !hold.is_lost(Moment::now()) {
-                // Before the loss is reported, so that its cause is known then. If another thread
-                // has read the reply, it is reported: the next hold may have begun since.
+                // Before the loss is reported, so that its cause is known by then. If another
+                // thread has read the reply, the loss is reported already, and the next hold may
+                // have begun since.
                 shared.reporter.look(hold, deadline);
             }
             if !matches!(outcome, Err(HoldFailure::Failed(_))) {
@@ -241,7 +242,7 @@ fn conclude(
                 shared.reporter.step(hold, HoldInput::Renewed { sent, lease: next.duration });
             }
         }
-        // The thread has the rest of the time of its request to learn why.
+        // The thread spends what is left of the time for its request to learn why.
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),
         // Another program has replaced the lock with something else.
         (Change::Check | Change::Renew { .. } | Change::Watch { .. }, Err(failure))

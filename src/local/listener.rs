@@ -1,7 +1,7 @@
 //! The listener: a client's single thread that receives wake-ups from other clients.
 //!
-//! Decides what a wake-up does: which thread tries next, and that one without a waiter is passed on
-//! to another client, without delaying those that have a waiter. Also decides how soon the listener
+//! Decides what a wake-up does: which thread tries next. A wake-up without a waiter is passed on to
+//! another client, without delaying those that have a waiter. Also decides how soon the listener
 //! reconnects after a failure.
 
 use std::collections::BTreeSet;
@@ -226,7 +226,7 @@ impl ListenerThread {
                 }
                 Duration::ZERO
             }
-            // The interruption, not an outage.
+            // This is the interruption, not an outage.
             Some(Err(_)) if self.interrupter.is_interrupted() => Duration::ZERO,
             Some(Err(failure)) => self.pause_after(&failure),
         }
@@ -305,7 +305,7 @@ impl ListenerThread {
 
     fn pause_after(&mut self, failure: &Failure) -> Duration {
         let reporter = self.reporter.upgrade();
-        // First of all: calls must not rely on messages that no longer arrive.
+        // This comes first: calls must not rely on messages that no longer arrive.
         if let Some(reporter) = &reporter {
             reporter.set_listening(false);
         }

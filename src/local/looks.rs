@@ -1,4 +1,4 @@
-//! The looks of one call: whether it waits for itself.
+//! How one call checks from time to time whether it waits for itself, which is called a look.
 //!
 //! Decides when the call looks, and sends the messages for which others have no thread. Its own
 //! thread does all that, between two sleeps; until the first look, nothing is registered or sent.
@@ -42,7 +42,7 @@ enum NextLook {
     Unknown,
     /// At that time, and again after a pause.
     At(Instant, Duration),
-    /// A thread without a hold is not waited for, and gets none while it waits.
+    /// No thread waits for one that holds nothing, and it gets no hold while it waits.
     Never,
 }
 

@@ -43,8 +43,8 @@ type Shard = HashMap<Arc<str>, Name<Arc<Parker>>, RandomState>;
 
 pub(crate) struct Names {
     policy: Policy,
-    /// Those for locks, and those for what can be shared: threads that want a name as different
-    /// things do not wait for each other.
+    /// The names of locks, and those of read-write locks and semaphores: threads that want a name
+    /// as different things do not wait for each other.
     shards: [[Mutex<Shard>; SHARDS]; 2],
     /// Set before the waiters are signalled, and read under a shard's lock before one is added.
     closed: AtomicBool,
@@ -64,10 +64,10 @@ pub(crate) struct Names {
 /// The threads that sleep and are in no queue.
 #[derive(Default)]
 struct Sleepers {
-    /// Those that pause, or have a conversation of their own, and what they wait for if that is a
-    /// lock.
+    /// Threads that pause or have a conversation of their own, and the calls among them that wait
+    /// for a lock.
     each: Vec<(Arc<Parker>, Option<SleepingCall>)>,
-    /// Whether the client has tried to listen, for which others wait.
+    /// Whether the client has tried to listen. Some calls wait for that.
     has_tried: bool,
 }
 
@@ -134,8 +134,8 @@ impl Names {
         self.shard(kind, name).get(name)?.holder().cloned()
     }
 
-    /// Returns the tenures with this id, of which only the kind need not be known: several guards
-    /// may have adopted the same hold.
+    /// Returns the tenures with this id, whatever its kind. Several guards may have adopted the
+    /// same hold.
     pub(super) fn find(&self, id: &HoldId) -> Vec<Arc<Hold>> {
         let mut found = Vec::new();
         for kind in [HoldKind::Lock, HoldKind::Read] {
@@ -216,13 +216,13 @@ impl Names {
     }
 
     /// Handles another client's request for the lock of a tenure. That client `waits` for it, or
-    /// has only a moment. Returns the tenure if it was kept: its release is due.
+    /// asks only once. Returns the tenure if it was kept: its release is due.
     pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
         let mut shard = self.shard(HoldKind::Lock, name);
         let known = shard.get_mut(name)?;
         let asked = if waits { known.holder().or(known.kept()) } else { known.kept() };
         let asked = asked.filter(|hold| hold.id.nonce == nonce);
-        // Each client that waits asks again and again, which counts once.
+        // A waiting client asks again and again, which counts as one recall.
         if let Some(tenure) = asked.and_then(|hold| known.tenure(hold))
             && !tenure.is_wanted()
         {
@@ -334,8 +334,8 @@ impl Names {
         true
     }
 
-    /// Returns the state of the world for an input about a name, which is locked: a thread that
-    /// closes the client later finds what that does.
+    /// Returns the state of the world for an input. The name must be locked, so that a thread that
+    /// closes the client later finds what the input does.
     pub(super) fn turn(&self) -> Turn<Arc<Parker>> {
         Turn {
             now: Moment::now(),
@@ -387,7 +387,7 @@ impl Names {
         let mut shard = self.shard(kind, name);
         let known = shard.entry(name.clone()).or_insert(Name::NEW);
         let result = act(known);
-        // Still locked, so no other thread can have put something into it.
+        // The shard is still locked, so no other thread can have put something into the name.
         if known.is_over() {
             // A program may use each name once, such as one for each order.
             shard.remove(name);
@@ -433,7 +433,8 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-/// A request of the first call of a name until its thread is told. Whatever happens, it is.
+/// A request of the first call of a name, until its thread is notified, which happens even after a
+/// panic.
 struct Untold {
     parker: Arc<Parker>,
     ask: Option<Ask>,

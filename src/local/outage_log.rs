@@ -2,7 +2,7 @@
 //! when one begins and one when it is over, and the renewals and losses of one turn of the renewer.
 //!
 //! An outage is over when servers reply again about all affected names, or about others on the same
-//! servers. If renewals were refused, it lasts until none is refused any more.
+//! servers. If renewals were refused, it lasts until none is refused any longer.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -42,7 +42,7 @@ pub(crate) struct OutageLog {
 struct Renewals {
     /// How many leases were renewed in this turn.
     renewed: usize,
-    /// How many of them late.
+    /// How many of them were late.
     late: usize,
     /// By reason, how many leases were found lost in this turn, and the first of them.
     losses: BTreeMap<String, (u64, String)>,
@@ -81,7 +81,7 @@ impl OutageLog {
     }
 
     /// Records a failed request of a call, which tries again after `pause`; `None` if it does not.
-    /// A call that is not about a lock suffers from no outage: it can ask any server.
+    /// A call that is not about a lock is not part of an outage, because any server can answer it.
     pub(super) fn record_failed_call(
         &self,
         name: &str,
@@ -100,7 +100,8 @@ impl OutageLog {
         if is_outage(failure) {
             self.record_failure(name, failure);
         } else {
-            // The server answers, so no other reply shows when it accepts renewals again.
+            // The server still answers other requests, so only a renewal shows when it accepts them
+            // again.
             let mut state = self.state.lock();
             self.begin(&mut state, name, failure);
             state.refused = true;

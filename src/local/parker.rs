@@ -43,7 +43,7 @@ pub(super) fn perform_each(
 /// The actions that are left.
 struct Left(<Actions<Arc<Parker>> as IntoIterator>::IntoIter);
 
-/// If one panics, the others still reach their parked calls, which nothing else would wake.
+/// If performing one panics, the rest still reach the parked calls, which nothing else would wake.
 impl Drop for Left {
     fn drop(&mut self) {
         tell(self.0.by_ref());
@@ -53,12 +53,12 @@ impl Drop for Left {
 /// A signal to a parked thread.
 #[derive(Debug)]
 pub(crate) enum Signal {
-    /// The client is closed, the wait is cancelled, or the call is to end a deadlock.
+    /// The client is closed, the wait is cancelled, or the call must fail to break a deadlock.
     Ended(Error),
     Next(Next),
     /// The request of the call was sent ahead of its thread.
     Sent(Sent),
-    /// The thread is to send a message, and then goes on waiting.
+    /// The thread must send a message, and then goes on waiting.
     Tell(Box<Telling>),
 }
 
@@ -75,8 +75,8 @@ thread_local! {
 
 impl Parker {
     /// Returns the parker of the calling thread, or a new one while another call of the thread uses
-    /// that: a request may call back, for a password, and the program lock something then. In a
-    /// destructor of a thread-local there may be none.
+    /// it: a request may call the program back for a password, and the program may lock something
+    /// then. In a destructor of a thread-local there may be none.
     pub(super) fn of_thread() -> Arc<Self> {
         let unused = PARKER.try_with(|parker| {
             // A thread that has taken this one from a queue may still send a signal to it.

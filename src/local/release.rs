@@ -1,4 +1,4 @@
-//! Releasing locks: one level of a hold, or with the last level the hold. A drop does the same as
+//! Releasing locks: one level of a hold, or the hold with its last level. A drop does the same as
 //! `unlock`, without waiting for the reply.
 //!
 //! Decides whether a hold is handed off to a waiter or released in the store, and when the next
@@ -122,8 +122,8 @@ pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
     release_unawaited(shared, holds, Some(caller));
 }
 
-/// Releases holds with one level each, and does not wait for the replies. A caller that does not
-/// get what it has called for does not wait long to write the requests either.
+/// Releases holds with one level each, and does not wait for the replies. A caller that gets
+/// nothing does not wait long to write the requests either.
 fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], given_back_by: Option<&Caller>) {
     let mut releases = Releases::new(shared);
     let mut spans = Vec::new();
@@ -132,7 +132,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], given_back_by: Option
             Some(_) => HoldInput::GiveBack,
             None => HoldInput::End { hands_off: true },
         };
-        // All of them before the first request: the holds of a set end together here.
+        // All of them end before the first request, so that the holds of a set end together.
         match end_locally(shared, hold, input) {
             Ending::GoesOn => continue,
             Ending::Lost => {}
@@ -155,7 +155,7 @@ enum Ending {
     GoesOn,
     /// It was lost, or had ended, before.
     Lost,
-    /// It must be released. If that is awaited, a call tries once the release was sent.
+    /// It must be released. If `calls_wait`, one of them tries once the release was sent.
     Released { calls_wait: bool },
 }
 
@@ -173,7 +173,7 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, input: HoldInput<'_>) -> Endin
     let mut ending = Ending::GoesOn;
     perform_each(actions, |action| {
         if let Action::Release { calls_wait, .. } = action {
-            // Together with those of the other holds of a set.
+            // It is sent together with those of the other holds of a set.
             ending = Ending::Released { calls_wait };
         } else {
             shared.perform(&hold.id.name, shared.times_for(hold.lease()), Wait::No, action);
@@ -186,7 +186,7 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, input: HoldInput<'_>) -> Endin
 fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
     hold.set_depth(depth);
     if !shared.is_valid(hold) {
-        // There is no level to take away any more.
+        // There is no longer a level to remove.
         return;
     }
     let deadline = shared.request_deadline(hold);
@@ -217,8 +217,8 @@ pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     // From here on no call begins, but those under way may still acquire.
     shared.close();
     let outcome = shared.reporter.renewer.end_all(deadline, || {
-        // A sweep would read the replies too, a little later. It does if there is less time than
-        // each has to arrive: those that are missing then would count as failed.
+        // A sweep would read the replies too, a little later. It must if there is less time than a
+        // reply may take, because a reply that has not arrived by then would count as failed.
         let all_read = end_of(shared.times.io_timeout);
         if all_read <= deadline {
             shared.store.drain(all_read);

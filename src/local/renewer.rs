@@ -83,7 +83,7 @@ pub(super) struct Shutdown {
     /// reported as failed.
     pub(super) calls: Vec<ShutdownCall>,
     pub(super) last_failure: Option<Failure>,
-    /// Whether a hold has ended with its lease before its release was confirmed, since the shutdown
+    /// Whether the lease of a hold has ended before its release was confirmed, since the shutdown
     /// was last complete.
     pub(super) outlived: bool,
 }
@@ -125,7 +125,8 @@ impl Renewer {
         self.add_payment(Payment::new(debt));
     }
 
-    /// Removes the client from the waiting clients, after a thread that wanted this hold has left.
+    /// Removes the client from the waiting clients, after the thread that wanted this hold has
+    /// left.
     pub(crate) fn unregister(&self, hold: HoldId, lease: Duration) {
         self.add_payment(Payment::of_waiting(hold, lease));
     }

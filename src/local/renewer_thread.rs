@@ -1,8 +1,7 @@
 //! The renewer's thread.
 //!
-//! Decides in which order work is done, when leases are renewed together, and what happens to a
-//! lease whose renewal fails. Finds a lease lost at its local deadline even while the store does
-//! not reply.
+//! Decides in which order work is done, and which requests are sent together. Finds a lease lost at
+//! its local deadline even while the store does not reply.
 //!
 //! While the thread has leases, it wakes at least every second, to notice a resume after a suspend,
 //! and to drop leases that have ended.
@@ -135,7 +134,7 @@ impl RenewerThread {
 
     fn schedule(&mut self, due: Moment, work: Scheduled) {
         match work {
-            // Ended instead of renewed. The release is left to a later turn.
+            // The lease is ended instead of renewed. Its release is left to a later turn.
             Scheduled::Hold(hold) if self.shutdown.is_some() => {
                 if !self.reporter.expire(&hold) && self.reporter.step(&hold, HoldInput::ShutDown) {
                     self.reporter.renewer.pay(hold);
@@ -276,7 +275,7 @@ impl RenewerThread {
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(is_late);
             }
-            // Not left to the short-lived thread, whose payment would not wake this one.
+            // This is not left to the short-lived thread, whose payment would not wake this one.
             Ok(HoldReply::Gone) if hold.may_begin => {
                 self.reporter.step(&hold, HoldInput::Gone);
             }
@@ -361,8 +360,7 @@ impl RenewerThread {
         }
     }
 
-    /// Reports that the release of a hold has failed for which no call waits any more. It is
-    /// repeated.
+    /// Reports that a release has failed that no call waits for any longer. It is repeated.
     fn report_failed(&self, debt: &Arc<Hold>, failure: &Failure) {
         let outcome = &Err(HoldFailure::Failed(failure.clone()));
         self.reporter.step(debt, HoldInput::Released { outcome, by: ReleasedBy::Renewer });

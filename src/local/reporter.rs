@@ -42,7 +42,7 @@ pub(crate) struct Reporter {
     pub(super) names: Arc<Names>,
     pub(super) deadlocks: Arc<Deadlocks>,
     pub(super) renewer: Renewer,
-    /// It has threads that report to here, so it must not be kept alive.
+    /// The store has threads that report here, so this must not keep it alive.
     pub(super) store: Option<Weak<dyn Store>>,
     /// Whether this is the renewer's own. It logs all losses of a turn together.
     pub(super) in_turns: bool,
@@ -77,7 +77,7 @@ impl Reporter {
 
     /// Records that a server has replied to a request about a name.
     pub(super) fn record_reply(&self, name: &str) {
-        // Only during an outage does it matter.
+        // This matters only during an outage.
         if self.outages.lasts.load(Ordering::Relaxed) {
             self.outages.record_reply(name);
         }
@@ -114,7 +114,7 @@ impl Reporter {
         });
     }
 
-    /// Performs an action, unless it needs more than there is here: then it is returned.
+    /// Performs an action, or returns it if performing it takes more than this has.
     pub(super) fn perform(&self, action: Action<Arc<Parker>>) -> Option<Action<Arc<Parker>>> {
         let Self { counters, renewer, .. } = self;
         match action {
@@ -156,9 +156,9 @@ impl Reporter {
         }
     }
 
-    /// Begins a tenure that came by no conversation about its name, with a request sent at `sent`.
-    /// `None` if a later hold shows that it is over: between the reply and now, the thread may have
-    /// paused.
+    /// Begins a tenure that was acquired outside the conversation about its name, with a request
+    /// sent at `sent`. `None` if a later hold shows that it is over: between the reply and now, the
+    /// thread may have paused.
     pub(super) fn begin_beside(
         &self,
         tenure: Tenure,
@@ -186,8 +186,7 @@ impl Reporter {
         self.step(hold, HoldInput::Acquired { begin: caller.begin });
     }
 
-    /// Tells the program what a step says, while the name is locked: so no later hold is reported
-    /// before.
+    /// Reports to the program while the name is locked, so that no later hold is reported first.
     pub(super) fn report(&self, reports: &[HoldReport]) {
         for report in reports {
             self.report_one(report);
@@ -260,7 +259,7 @@ impl Reporter {
     }
 
     /// Reports a circle of threads that wait for each other, unless it was reported before. At
-    /// least one of them is a thread of this client. If the call that is to fail is one of this
+    /// least one of them is a thread of this client. If the call that must fail is one of this
     /// client's, ends it.
     pub(super) fn report_deadlock(&self, circle: &Circle, client: &str) {
         // Before its call may fail.
@@ -318,7 +317,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a hold that lasts for long.
+    /// Reports a hold that has lasted for too long.
     fn report_long(&self, hold: &Hold, fence: u64, site: &CallSite, held: Duration) {
         self.counters.long_holds.fetch_add(1, Ordering::Relaxed);
         let name = &hold.id.name;
@@ -368,8 +367,8 @@ impl Reporter {
         hold.cause_at_deadline(Moment::now()).is_some() && self.step(hold, HoldInput::Deadline)
     }
 
-    /// Notes that a hold is ended by force, of which the kind need not be known, and returns what
-    /// guards of this client have of it: several may have adopted it.
+    /// Notes that a hold, whatever its kind, is ended by force. Returns it as the guards of this
+    /// client have it: several may have adopted it.
     pub(super) fn force(&self, id: &HoldId) -> Vec<Arc<Hold>> {
         let holds = self.names.find(id);
         for hold in &holds {
@@ -423,7 +422,7 @@ impl Reporter {
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
         self.step(hold, HoldInput::Released { outcome, by: ReleasedBy::Call });
         if matches!(outcome, Err(HoldFailure::Lost)) {
-            // Where the hold was gone, the servers of a quorum took the client off the queue.
+            // The servers of a quorum that found the hold gone took the client off the queue.
             self.names.wake(hold.id.kind, &hold.id.name);
         }
     }

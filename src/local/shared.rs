@@ -310,7 +310,7 @@ impl Drop for Shared {
 pub(super) struct Releases<'a> {
     shared: &'a Shared,
     pub(super) holds: SmallVec<[Arc<Hold>; 1]>,
-    /// The holds that block calls of this process until their releases were sent.
+    /// The holds that calls of this process wait behind until the releases were sent.
     in_the_way: SmallVec<[Arc<Hold>; 1]>,
 }
 

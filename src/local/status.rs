@@ -145,7 +145,7 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
     held
 }
 
-/// Returns the calls of this client that wait, those first that have waited longest.
+/// Returns the calls of this client that wait, longest wait first.
 pub(crate) fn waits(shared: &Shared) -> Vec<WaitingCall> {
     // No thread of a forked child waits, but one of the parent's may have locked the names.
     if shared.check_process().is_err() {

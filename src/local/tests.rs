@@ -816,7 +816,7 @@ fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
     });
 }
 
-/// Nobody has done what the lock was to stay taken for.
+/// Nothing was done under the lock, so it need not stay taken.
 #[test]
 fn a_lock_that_no_caller_got_does_not_stay_taken() {
     in_virtual_time(|| {
@@ -882,7 +882,7 @@ fn a_pause_lasts_until_close_at_most() {
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
         assert!(elapsed(begin) < LEASE * 100);
         closes.join();
-        // What a guard asks for after that is asked as before.
+        // Later requests of a guard are repeated as before.
         let begin = now();
         let after = attempts(&scene);
         assert!(after.sleep(time, "x").is_ok() && elapsed(begin) >= time);

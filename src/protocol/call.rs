@@ -25,9 +25,9 @@ pub(crate) enum Wait {
     /// Without limit, as long as servers reply. An outage may last for the retry window.
     Endless,
     /// Not at all. Requests about a hold use this too, because they have no limit of their own.
-    /// Within the retry window, they are repeated after failures that pass by themselves. A server
-    /// that is unreachable, stays silent or replies nonsense gets a second attempt at once, but no
-    /// third. The same goes for a pool without a free connection.
+    /// Within the retry window, they are repeated after transient failures. A server that is
+    /// unreachable, stays silent or replies nonsense gets a second attempt at once, but no third.
+    /// The same goes for a pool without a free connection.
     No,
     /// Until the caller's deadline. A request may begin until then and end one `io_timeout` later.
     Until(Instant),
@@ -155,7 +155,7 @@ pub(crate) enum HoldOwner {
 #[derive(Debug)]
 pub(crate) struct CallingThread {
     pub(crate) name: Option<Arc<str>>,
-    /// Whether the hold belongs to the thread, which has ended.
+    /// Whether a hold belongs to the thread, and the thread has ended.
     has_ended: AtomicBool,
 }
 
@@ -179,7 +179,7 @@ impl CallSite {
     }
 }
 
-/// As in a line of the log.
+/// The form that log lines use.
 impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at {}:{}", self.place.file(), self.place.line())?;
@@ -190,7 +190,7 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// The calling thread, as the holds know it that belong to it, and those that do not.
+/// The calling thread, as known to the holds that belong to it, and to all others.
 struct CurrentThread {
     owner: Arc<CallingThread>,
     caller: Arc<CallingThread>,

@@ -48,8 +48,8 @@ pub(crate) struct Hold {
     number: AtomicU64,
     /// The number of guards: changed by the thread that has a lock, and by the machine for readers.
     depth: AtomicU32,
-    /// How many requests to release it may have been executed, or may still be. If more than one,
-    /// each may have ended it before another.
+    /// How many release requests may have been executed, or may still be. If there are several, any
+    /// of them may be the one that ended the hold.
     releases: AtomicU16,
     /// Why the tenure was lost, once that is known.
     loss: OnceLock<Box<Loss>>,
@@ -171,8 +171,8 @@ impl Hold {
         self.rare.as_ref().map_or(Moment::NEVER, |rare| rare.age_limit)
     }
 
-    /// Returns the time until which the lock stays taken, however early the hold is released. A
-    /// lost lock does not, nor one that no caller has had.
+    /// Returns the time until which the lock stays taken, however early the hold is released. That
+    /// does not apply to a lost lock, nor to one that no caller has had.
     pub(crate) fn taken_until(&self) -> Moment {
         match &self.rare {
             Some(rare) if !matches!(self.load(), LOST | UNUSED) => rare.taken_until,
@@ -224,8 +224,8 @@ impl Hold {
     /// Returns the change that releases the hold, to be sent now, with the tokens that its tenure
     /// has left.
     pub(crate) fn begin_release(&self, unused: Option<Unused>) -> Change {
-        // Counted before it is written, so that no reply that comes meanwhile passes for the only
-        // one.
+        // Counted before it is written, so that a reply that arrives meanwhile is not taken for the
+        // only one.
         self.releases.fetch_add(1, Ordering::Relaxed);
         Change::Release { taken_until: self.taken_until(), unused }
     }
@@ -340,7 +340,7 @@ impl Hold {
         self.loss.set(Box::new(loss)).unwrap_or_default();
     }
 
-    /// Returns why the hold was lost, if it is, as far as is known.
+    /// Returns the cause of the loss, as far as it is known.
     pub(crate) fn loss(&self, now: Moment) -> Loss {
         if let Some(loss) = self.loss.get() {
             return Loss::clone(loss);
@@ -389,8 +389,8 @@ pub(crate) enum HoldFailure {
 }
 
 impl HoldFailure {
-    /// Returns why a hold is no longer valid, though it has guards. While it has, only a shutdown
-    /// ends it.
+    /// Returns why a hold that still has guards is no longer valid: a shutdown has ended it, or it
+    /// is lost.
     pub(crate) fn of(hold: &Hold) -> Self {
         if hold.is_ended() { Self::Ended } else { Self::Lost }
     }

@@ -43,8 +43,8 @@
 //! | `Asking`, `Held` that has ended | nothing | the next reply decides |
 //! | any, of what several can hold | nothing | an attempt of its own: the servers keep the order |
 //!
-//! `try_lock` times out on arrival. For it the last reply that the lock is held counts, however
-//! old.
+//! `try_lock` times out on arrival. It accepts the last reply that the lock is held, however old
+//! that is.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -74,11 +74,11 @@ const RECALL_TIME: Duration = Duration::from_millis(50);
 /// or has the lock, or the client keeps it, or a release is not confirmed.
 pub(crate) struct Name<P> {
     state: State<P>,
-    /// The tenures of this client: that of `state`, any number of permits, and those that other
-    /// calls have besides, without a conversation, or because readers could not share them. Their
-    /// ends are reported before the next hold that excludes them begins. Some must not exist in the
-    /// store, and may until it is known that they have ended there ([`Tenure::is_debt`]): a reply
-    /// that the lock is held may mean one of these.
+    /// The tenures of this client: that of `state`, any number of permits, those that calls have
+    /// acquired outside the conversation, and those that readers could not share. Their ends are
+    /// reported before the next hold that excludes them begins. Some must not exist in the store,
+    /// and may until it is known that they have ended there ([`Tenure::is_debt`]): a reply that the
+    /// lock is held may mean one of these.
     tenures: Vec<Tenure>,
     /// The calls behind the first, in the order in which they came. `None` until there was one: a
     /// client may have a million names that are only held.
@@ -106,27 +106,28 @@ struct Conversation<P> {
     purpose: Purpose,
     registration: Registration,
     pauses: HeldPauses,
-    /// Since the first failure.
+    /// Set since the first failure.
     retry: Option<RetryPolicy>,
     known: Known,
     /// When servers have answered the last of its requests, if they have.
     answered: Option<Instant>,
-    /// The end of the time that another client has to release a lock that it may only keep. Set
-    /// once that client was told, if the call does not wait, or is about to be, if the call wants
-    /// the name as another kind.
+    /// The end of the time that another client has to release a lock that it may only keep. If the
+    /// call does not wait, it is set once that client was notified; if the call wants the name as
+    /// another kind, just before that.
     recall_ends: Option<Instant>,
-    /// Whether the first call asks again before its pause is over. A parked one has been told.
+    /// Whether the first call asks again before its pause is over. If it is parked, its thread was
+    /// notified.
     is_told: bool,
     /// Whether an echo has come since messages may have been missed: what servers tell the client
     /// arrives.
     hears: bool,
-    /// When the next request is due, if it comes later than by the backoff.
+    /// When the next request is due, if that is later than the backoff would have it.
     relies_until: Option<Instant>,
-    /// The nonces of the holds that other clients wait for: the message may overtake the reply that
-    /// brings the hold, and a late one about an earlier hold that.
+    /// The nonces of the holds that other clients wait for. Such a message may overtake the reply
+    /// that brings the hold, and so may a late message about an earlier hold.
     wanted: BTreeSet<u64>,
-    /// A permit that was dropped while the request was in flight: the first call's, unless that
-    /// brings another.
+    /// A permit that was dropped while the request was in flight. The first call gets it, unless
+    /// the reply brings one.
     spare: Option<Arc<Hold>>,
 }
 
@@ -136,8 +137,8 @@ enum Purpose {
     Acquire {
         /// The calls behind for which it asks as well.
         others: Vec<Other>,
-        /// Whether a debt of this client may be released later in the store than this is executed,
-        /// though the reply to that comes first: over another connection.
+        /// Whether the store may release a debt of this client after it has executed this request,
+        /// although the reply to the release comes first, over another connection.
         may_be_older: bool,
     },
     /// The end of earlier holds of this client, which may be what is in the way.
@@ -163,8 +164,8 @@ struct Other {
     hold: HoldId,
     lease: Duration,
     note: Option<Arc<str>>,
-    /// The call has got a permit of this process since. The hold that the request brings for it is
-    /// for another one.
+    /// Whether the call has since got a permit from this process. The hold that the request brings
+    /// for it then goes to another call.
     is_served: bool,
 }
 
@@ -241,8 +242,8 @@ impl<P> Conversation<P> {
         }
     }
 
-    /// Notes that the lock may have become free since the last request was sent: a moment ago, so
-    /// that another attempt may soon succeed, too.
+    /// Notes that the lock may have become free since the last request was sent. If so, that was a
+    /// moment ago, and another attempt may soon succeed, too.
     fn set_may_be_free(&mut self) {
         self.pauses.backoff = None;
         if let Known::Held { until, .. } = &mut self.known {
@@ -349,9 +350,9 @@ impl<P> Conversation<P> {
         }
     }
 
-    /// Returns `true` if the next request asks for an echo. A call that was just told something
-    /// will soon know more. It also asks for one where it hears already: by the reply it knows that
-    /// it is told again.
+    /// Returns `true` if the next request asks for an echo. A call that was just notified will soon
+    /// know more. A call that hears already asks for an echo, too, because the reply then shows
+    /// that it will be notified again.
     fn wants_echo(&self, registration: Registration, turn: &Turn<P>) -> bool {
         use Registration::{Followed, Registered, Yielding};
         let waits = matches!(registration, Followed | Registered | Yielding);
@@ -402,7 +403,7 @@ impl<P> Conversation<P> {
             let time = RECALL_TIME.min(last.saturating_duration_since(turn.instant) / 2);
             self.recall_ends = Some(turn.instant + time);
         }
-        // Whatever wakes the thread without the lock before that does not end the call.
+        // A wake-up before that which brings no lock does not end the call.
         let left = self.recall_ends?.saturating_duration_since(turn.instant);
         if left.is_zero() { None } else { Some(left) }
     }
@@ -428,7 +429,7 @@ impl<P> Conversation<P> {
         if pause != Some(Duration::ZERO) {
             self.known = Known::Failed(failure.clone(), turn.instant);
         } else if let Known::Held { .. } = self.known {
-            // A broken connection is not an outage, but has lost a reply.
+            // A broken connection is not an outage, but a reply is lost.
             self.known = Known::Nothing;
         }
         pause
@@ -445,7 +446,7 @@ impl<P: Clone> Name<P> {
     /// Takes an input about a call, and returns what the thread of the call does next.
     pub(crate) fn step(&mut self, input: Input<P>, turn: &mut Turn<P>) -> Next {
         match input {
-            // A thread that closes it later finds the call.
+            // A thread that closes the client later finds the call.
             Input::Call { .. } | Input::CallAlone { .. } if turn.is_closed => {
                 Next::Done(Outcome::Closed)
             }
@@ -474,7 +475,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Takes an input about a hold. Returns `false` if it comes too late to have an effect: because
-    /// the hold has ended or was lost before, or what it says was known.
+    /// the hold has ended or was lost before, or because its content was known.
     pub(crate) fn step_hold(
         &mut self,
         hold: &Arc<Hold>,
@@ -535,8 +536,8 @@ impl<P: Clone> Name<P> {
         }
         let is_free = match &self.state {
             State::Idle => true,
-            // Its release is about to be sent, or was, and calls that have waited for that have
-            // left. A loss is reported first.
+            // Its release was sent or is about to be, and the calls that waited for that have left.
+            // A lost hold is still in the way until its loss is reported.
             State::Held(hold) => hold.is_ended() && self.calls_behind().next().is_none(),
             _ => false,
         };
@@ -597,15 +598,15 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Keeps a permit for the first call, whose request is on its way.
+    /// Keeps a permit for the first call while its request is on its way.
     fn set_spare(&mut self, permit: Arc<Hold>) {
         if let State::Asking(talk) = &mut self.state {
             talk.spare = Some(permit);
         }
     }
 
-    /// Returns how long a call may stay parked behind others. One that wants a permit may come
-    /// first without being told, and then finds out when it would ask again.
+    /// Returns how long a call may stay parked behind others. A call that wants a permit may become
+    /// the first without a signal. It finds out when its pause is over.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let is_several = call.hold.kind.row().is_several;
         let nap =
@@ -630,7 +631,7 @@ impl<P: Clone> Name<P> {
         self.ask(Conversation::new(first, registration, purpose), turn)
     }
 
-    /// Begins a conversation that has this call only, and that no message reaches.
+    /// Begins a conversation of this call alone, which no message reaches.
     fn begin_alone(&mut self, call: Call<P>, debts: Vec<Arc<Hold>>, turn: &Turn<P>) -> Next {
         self.tenures = debts.into_iter().map(Tenure::owed).collect();
         self.ask(Conversation::new(call, Registration::None, Purpose::ACQUIRE), turn)
@@ -639,7 +640,7 @@ impl<P: Clone> Name<P> {
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
         let may_be_older = self.has_debts() && !turn.policy.keeps_order;
         let ask = talk.next_request(self.behind.as_deref(), may_be_older, turn);
-        // Messages that arrive from here on may be about a release after this request.
+        // Messages that arrive from now on may be about a release after this request.
         talk.is_told = false;
         talk.relies_until = None;
         self.state = State::Asking(talk);
@@ -702,8 +703,8 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Result<AcquireReply, Failure> {
         let reply = match reply {
-            // A hold whose lease is over when the reply comes counts as none: after a pause of this
-            // process, there must be no guard without a hold.
+            // If the lease is over when the reply comes, the hold does not count: after a pause of
+            // this process, there must be no guard without a hold.
             Ok(AcquireReply::Acquired { .. })
                 if turn.now.since(sent) >= reliable(talk.first.caller.times.lease) =>
             {
@@ -784,7 +785,7 @@ impl<P: Clone> Name<P> {
                     && !talk.first.hold.kind.is_lock()
                     && talk.recall_ends.is_none() =>
             {
-                // Another client may have used the name for a lock, and only keep that.
+                // Another client may have used the name for a lock that it now only keeps.
                 talk.recall_ends = Some(turn.instant + RECALL_TIME);
                 talk.purpose = Purpose::Recall { failure, told: false };
                 self.ask(talk, turn)
@@ -800,7 +801,7 @@ impl<P: Clone> Name<P> {
         hold: Arc<Hold>,
         turn: &mut Turn<P>,
     ) -> Next {
-        // Before that it can only have been released, and a message should have said so.
+        // The lock can only have been released before that time, and a message should have said so.
         if let Known::Held { until: Some(until), .. } = talk.known
             && turn.now < until
         {
@@ -843,7 +844,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Gives the holds that a request has brought to the other calls for which it has asked, or
-    /// notes that they may exist. For a call that has left, its hold is cleaned up already.
+    /// notes that they may exist. The hold of a call that has left is being cleaned up already.
     fn reply_to_others(
         &mut self,
         others: Vec<Other>,
@@ -856,7 +857,7 @@ impl<P: Clone> Name<P> {
             Ok(AcquireReply::Acquired { others, .. }) => &**others,
             _ => &[],
         };
-        // Those that fell short exist as well.
+        // Holds that fell short exist, too.
         let may_exist = in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall);
         let mut spared = Vec::new();
         for (place, other) in others.into_iter().enumerate() {
@@ -874,12 +875,12 @@ impl<P: Clone> Name<P> {
             if let Some(fence) = fence {
                 self.acquire_for(call, other.hold, *fence, sent, turn);
             } else {
-                // It asks again with the same id, so a hold that has begun is found then.
+                // The call asks again with the same id, which finds the hold if it has begun.
                 call.may_begin |= may_exist;
                 self.behind.get_or_insert_default().insert(at, call);
             }
         }
-        // Last, because the calls that the request was for get their own.
+        // Last, so that the calls that the request was for get their own holds.
         for (other, fence) in spared {
             let follows = self.calls_behind().next().is_some_and(|next| {
                 next.hold.kind == other.hold.kind
@@ -905,7 +906,7 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) {
         let replied = turn.now;
-        // Without room: the block of tokens is the first call's.
+        // Without room, because the block of tokens belongs to the first call.
         let grant = Grant { fence, room: 0, may_begin: call.may_begin, sent, replied };
         let hold = self.begin_tenure(Tenure::new(id, &grant, &call.caller), turn);
         turn.actions.push(call.end(Outcome::Acquired(hold)));
@@ -942,12 +943,12 @@ impl<P: Clone> Name<P> {
                 self.end_others(kept, turn);
                 Next::Done(Outcome::Kept(kept.clone()))
             }
-            // In Redis it is over: an operator has ended it, or the server has forgotten it.
+            // It is over in Redis: an operator has ended it, or the server has forgotten it.
             Ok(AcquireReply::Held { .. }) => {
                 self.lose(kept, turn);
                 self.ask(talk, turn)
             }
-            // It counts as the first attempt.
+            // This request counts as the first attempt.
             Err(failure) => {
                 self.give_up_kept(kept, turn);
                 self.fail(talk, failure, turn)
@@ -955,7 +956,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Takes the reply to the request that tells a client which may only keep the lock.
+    /// Takes the reply to the request that recalls a lock that another client may only keep.
     fn reply_to_recall(
         &mut self,
         mut talk: Box<Conversation<P>>,
@@ -975,7 +976,7 @@ impl<P: Clone> Name<P> {
             }
         }
         if told || is_told {
-            // An offer to this client is a lock, too.
+            // An offer to this client occupies the name as a lock, too.
             let lock = talk.recalled_lock();
             return self.change(talk, Purpose::Unregister, lock, Change::Unregister);
         }
@@ -1080,13 +1081,14 @@ impl<P: Clone> Name<P> {
         }
         let hold = talk.first.hold.clone();
         if talk.first.may_begin {
-            // A request of it may still be executed, when no thread waits for the hold any more.
+            // One of its requests may still be executed, when no thread waits for the hold any
+            // longer.
             self.doubt_call(&talk.first, true, turn);
         }
         let may_be_queued = talk.may_be_queued();
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
-        // The place among the waiting clients is the next call's too, if that wants the same.
+        // The next call keeps the place among the waiting clients if it wants the same.
         let next = self.advance(turn);
         let keeps_place = next.is_some_and(|next| next.waits_with(hold.kind));
         if may_be_queued && !keeps_place {
@@ -1109,8 +1111,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Makes the first call behind the one that is the first of all, if there is one, and returns
-    /// what it wants.
+    /// Makes the next call the first, if there is one, and returns what it wants.
     fn advance(&mut self, turn: &mut Turn<P>) -> Option<HoldKind> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
@@ -1119,7 +1120,7 @@ impl<P: Clone> Name<P> {
         if let State::Asking(last) | State::Waiting(last) = last
             && let Known::Failed(failure, at) = last.known
         {
-            // A call that began to wait before the outage would find out nothing else.
+            // A call that began to wait before the outage would only learn the same.
             talk.known = Known::Failed(failure, at);
         }
         talk.is_told = true;
@@ -1137,7 +1138,7 @@ impl<P: Clone> Name<P> {
             return self.ask(talk, turn);
         }
         let Some((place, call)) = self.take_behind(number) else {
-            // It was told something else.
+            // It was told something else in the meantime.
             return Next::AWAIT;
         };
         if call.leaves {
@@ -1221,7 +1222,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Ends the calls that have only waited for the next reply, if that is known.
+    /// Ends the calls that were only waiting for the next reply, if it is known.
     fn tell_leaving(&mut self, turn: &mut Turn<P>) {
         let mut at = 0;
         while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
@@ -1242,14 +1243,18 @@ impl<P: Clone> Name<P> {
         if let State::Asking(talk) | State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
+            // A cancelled call reads the reply first, so this is a panic.
+            let is_asking = self.asks(number);
             let mut talk = self.take_talk();
             let mut recalled = None;
             // Its thread will read no reply, so what a request has begun is undone here.
+            talk.first.may_begin |= is_asking;
             match talk.take_purpose() {
                 Purpose::Recall { told: true, .. } => recalled = Some(talk.recalled_lock()),
                 Purpose::Refill(kept) => self.give_up_kept(&kept, turn),
-                // For a call behind the first that leaves, its hold was asked for.
-                purpose => talk.purpose = purpose,
+                // The calls behind ask again with the same ids.
+                Purpose::Acquire { others, .. } => self.note_begun(others, turn),
+                _ => {}
             }
             let spare = talk.spare.take();
             self.give_up(talk, Outcome::Busy, turn);
@@ -1264,6 +1269,20 @@ impl<P: Clone> Name<P> {
         Next::Done(Outcome::Left)
     }
 
+    /// Notes that a request without a reply may have begun the holds of these calls.
+    fn note_begun(&mut self, others: Vec<Other>, turn: &mut Turn<P>) {
+        for other in others {
+            let mut behind = self.behind.iter_mut().flat_map(|behind| behind.iter_mut());
+            match behind.find(|call| call.number == other.number) {
+                Some(call) => call.may_begin = true,
+                // It has got a permit of this process since.
+                None if other.is_served => self.doubt(other.hold, other.lease, true, turn),
+                // Its hold is cleaned up already.
+                None => {}
+            }
+        }
+    }
+
     /// Removes a call behind the first, and returns it with its place.
     fn take_behind(&mut self, number: u64) -> Option<(usize, Call<P>)> {
         let behind = self.behind.as_mut()?;
@@ -1273,7 +1292,7 @@ impl<P: Clone> Name<P> {
 
     /// Cleans up after a call behind the first that gets no hold.
     fn end_call(&mut self, call: &Call<P>, turn: &mut Turn<P>) {
-        // The request that is on its way may bring its hold.
+        // The request that is on its way may bring a hold for it.
         let is_asked_for = match &self.state {
             State::Asking(talk) => talk.asks_for(call.number),
             _ => false,
@@ -1329,7 +1348,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
+    /// Notes that messages may be missed, so that no call relies on them.
     fn rely_on_nothing(&mut self, turn: &mut Turn<P>) {
         let is_parked = matches!(self.state, State::Waiting(_));
         let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
@@ -1438,11 +1457,11 @@ impl<P: Clone> Name<P> {
     fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], turn: &mut Turn<P>) {
         for hold in over {
             if self.tenure(hold).is_some_and(Tenure::is_debt) {
-                // Its release was executed, though the reply to that is still on its way. Should it
-                // say that the hold was gone before, only the caller of `unlock` learns that.
+                // Its release was executed, though the reply to that is still on its way. If that
+                // reply says that the hold was gone before, only the caller of `unlock` learns it.
                 self.released(hold, &Ok(()), ReleasedBy::Call, turn);
             } else {
-                // Another input may have found it lost, and its thread still look up why.
+                // Another input may have found it lost, and a thread may still be looking up why.
                 self.mark_lost(hold, LossCause::Gone);
                 self.tell_lost(hold, hold.may_begin, turn);
             }
@@ -1450,9 +1469,9 @@ impl<P: Clone> Name<P> {
     }
 
     /// Returns `true` if a later hold of this client shows that the one requested at `sent` is
-    /// over: an operator has ended it, or its server has forgotten it, or another guard had adopted
-    /// it too, and has released it. A hold that the client had before `sent` may itself be one that
-    /// its server has forgotten.
+    /// over: an operator has ended it, or its server has forgotten it, or another guard that had
+    /// adopted it too has released it. A hold that the client had before `sent` may itself be one
+    /// that its server has forgotten.
     fn is_followed(&self, hold: &Hold, sent: Moment) -> bool {
         hold.id.kind.is_exclusive()
             && self.tenures.iter().any(|other| {
@@ -1461,9 +1480,9 @@ impl<P: Clone> Name<P> {
             })
     }
 
-    /// Begins a tenure that came by no conversation, with a request sent at `sent`. Returns `false`
-    /// if a later hold shows that it is over: between the reply and now, the thread may have
-    /// paused.
+    /// Begins a tenure that was acquired outside the conversation, with a request sent at `sent`.
+    /// Returns `false` if a later hold shows that it is over: between the reply and now, the thread
+    /// may have paused.
     fn begin_beside(&mut self, tenure: Tenure, sent: Moment, turn: &mut Turn<P>) -> bool {
         if self.is_followed(&tenure.hold, sent) {
             // Redis grants a later hold only when this one has ended.
@@ -1476,8 +1495,8 @@ impl<P: Clone> Name<P> {
         true
     }
 
-    /// Begins the hold that a call was given, and that is reported now if there is a time at which
-    /// the call began. Returns `false` if the hold was lost on the way: no call gets it then.
+    /// Begins the hold that a call was given. If `begin` is set, when the call began, the hold is
+    /// reported now. Returns `false` if the hold was lost on the way: no call gets it then.
     fn accept(&mut self, hold: &Arc<Hold>, begin: Option<Instant>, turn: &mut Turn<P>) -> bool {
         self.expire(hold, turn);
         let begins = hold.is_valid(turn.now);
@@ -1490,15 +1509,15 @@ impl<P: Clone> Name<P> {
         begins
     }
 
-    /// Ends a hold. With `hands_off`, the tenure passes to the next call if the terms of that allow
-    /// it, or the lock is kept. Otherwise it is released. Returns `false` if the hold was lost or
-    /// had ended.
+    /// Ends a hold. With `hands_off`, the tenure passes to the next call if its terms allow it, or
+    /// the lock is kept. Otherwise it is released. Returns `false` if the hold was lost or had
+    /// ended.
     fn end(&mut self, hold: &Arc<Hold>, hands_off: bool, turn: &mut Turn<P>) -> bool {
         let kind = hold.id.kind;
         if kind.row().is_shared && Self::remove_reader(hold, turn.now) {
             return true;
         }
-        // A tenure beside the conversation passes to no call: those that wait do not know it.
+        // A tenure outside the conversation passes to no call.
         let is_handed_off = if !hands_off {
             false
         } else if kind.row().is_several {
@@ -1520,8 +1539,8 @@ impl<P: Clone> Name<P> {
         true
     }
 
-    /// Ends a hold that no caller gets. Its lock does not stay taken, because what that was for has
-    /// not been done. A shutdown may have ended it before.
+    /// Ends a hold that no caller gets. Its lock does not stay taken, because nothing was done
+    /// under it. A shutdown may have ended it before.
     fn give_back_hold(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         let ends = self.end(hold, true, turn);
         hold.set_unused();
@@ -1549,7 +1568,7 @@ impl<P: Clone> Name<P> {
         let Some(next) = next else { return };
         match self.tenure_mut(hold) {
             Some(tenure) => turn.actions.push(next.end_with_next(tenure, turn.now)),
-            // Not forgotten, whatever happens: its thread sleeps until it is told something.
+            // The call must not be forgotten: its thread sleeps until it is told what to do.
             None => self.push(next, true),
         }
     }
@@ -1575,7 +1594,7 @@ impl<P: Clone> Name<P> {
         {
             return false;
         }
-        // Its end is reported before its thread can be told, and report, the next beginning.
+        // The end is reported before the next thread can be notified and report its own beginning.
         self.end_current(hold, turn);
         let next = self.pop_behind();
         self.pass_on(hold, next, turn);
@@ -1591,8 +1610,8 @@ impl<P: Clone> Name<P> {
     }
 
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
-    /// of the first is on its way: its thread could not go on before the reply. Without a next one,
-    /// it waits for the reply.
+    /// of the first is on its way: its thread could not go on before the reply. If there is no next
+    /// call, the permit waits for the reply.
     fn hand_off_permit(&mut self, permit: &Arc<Hold>, turn: &mut Turn<P>) -> bool {
         let fits_next =
             self.calls_behind().next().is_some_and(|it| self.fits(permit, it, turn.now));
@@ -1607,7 +1626,8 @@ impl<P: Clone> Name<P> {
             State::Asking(talk) if fits_next => {
                 let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
                 if let Some(next) = &next {
-                    // The request on its way may bring one for it, too: that goes to another call.
+                    // The request on its way may bring one for this call, too. That one goes to
+                    // another call.
                     talk.note_served(next.number);
                 }
                 self.end_current(permit, turn);
@@ -1615,7 +1635,7 @@ impl<P: Clone> Name<P> {
                 true
             }
             State::Asking(talk) if talk.spare.is_none() && fits_first => {
-                // The thread of the first call reads a reply, and looks here after that.
+                // The thread of the first call is reading a reply, and looks here afterwards.
                 talk.spare = Some(permit.clone());
                 self.end_current(permit, turn);
                 true
@@ -1630,8 +1650,8 @@ impl<P: Clone> Name<P> {
             && self.may_follow(permit, &call.caller, false, now)
     }
 
-    /// Ends the first call with a permit that another one has had. The next call goes on where this
-    /// one was.
+    /// Ends the first call with a permit that another one has had. The next call takes over the
+    /// conversation.
     fn pass_permit(
         &mut self,
         mut talk: Box<Conversation<P>>,
@@ -1639,7 +1659,8 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) {
         let kind = permit.id.kind;
-        // One whose first call does not wait has not registered the client, and ends with it.
+        // A call that does not wait has not registered the client, so the conversation ends with
+        // it.
         let goes_on = talk.registration != Registration::None;
         let follows = goes_on && self.calls_behind().next().is_some_and(|it| it.hold.kind == kind);
         let next = if follows { self.pop_behind() } else { None };
@@ -1653,7 +1674,7 @@ impl<P: Clone> Name<P> {
             }
             return;
         };
-        // The message was for whichever call comes first, and one permit may not be all there is.
+        // The message was for whichever call comes first, and more than one permit may be free.
         if talk.is_told {
             turn.actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }
@@ -1683,8 +1704,8 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Ends the first call with the permit that was dropped for it meanwhile, if there is one that
-    /// it can have.
+    /// Ends the first call with the permit that was dropped in the meantime, if there is one and
+    /// the call can have it.
     fn take_spare(
         &mut self,
         mut talk: Box<Conversation<P>>,
@@ -1699,7 +1720,7 @@ impl<P: Clone> Name<P> {
             self.doubt_call(&talk.first, true, turn);
         }
         self.pass_permit(talk, &spare, turn);
-        // It is told of the permit like any other.
+        // It receives the permit like any other call.
         Ok(Next::Park { until: None, contended: true })
     }
 
@@ -1707,7 +1728,7 @@ impl<P: Clone> Name<P> {
     /// their way until the release was sent. Returns `false` if it was ended or lost before.
     fn end_tenure(&mut self, hold: &Hold, now: Moment) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(now));
-        // With calls behind it, the name is free for them only once the release was written.
+        // If calls wait, the name is free for them only once the release was written.
         if ends && self.calls().next().is_none() && self.is_held_by(hold) {
             self.state = State::Idle;
         }
@@ -1747,7 +1768,7 @@ impl<P: Clone> Name<P> {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(turn.now));
         if ends {
             turn.actions.push(Action::CountEnd);
-            // First the report: the next holder has its own.
+            // First the report, because the next holder makes its own.
             if let Some(tenure) = self.tenure_mut(hold) {
                 tenure.report_end(&Ok(()), turn);
             }
@@ -1758,7 +1779,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Takes the outcome of a release: of a tenure that is ending, whose end is reported then, or
-    /// of a debt. Returns `false` if an earlier outcome has said how it ends.
+    /// of a debt. Returns `false` if an earlier outcome has decided how it ends.
     fn released(
         &mut self,
         hold: &Arc<Hold>,
@@ -1768,7 +1789,7 @@ impl<P: Clone> Name<P> {
     ) -> bool {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
-        // What the renewer has released it goes on with by itself.
+        // The renewer repeats its own releases by itself.
         let is_new = self.tenure(hold).is_some_and(Tenure::is_ending);
         if is_new && may_exist && by == ReleasedBy::Call {
             turn.actions.push(Action::Owe(hold.clone()));
@@ -1802,8 +1823,8 @@ impl<P: Clone> Name<P> {
         is_new
     }
 
-    /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
-    /// and not have learned of its end yet: that is still reported before the next hold begins.
+    /// Forgets a hold that no longer exists in the store. A second guard that has adopted it may
+    /// not know of its end yet. That is still reported before the next hold begins.
     fn forget(&mut self, hold: &Hold) {
         self.tenures.retain(|tenure| {
             let is_it = ptr::eq(&raw const *tenure.hold, hold);
@@ -1818,7 +1839,7 @@ impl<P: Clone> Name<P> {
         let Some(cause) = hold.cause_at_deadline(turn.now) else { return false };
         let is_first = self.mark_lost(hold, cause);
         if is_first {
-            // Its lease may not be over in Redis yet, where it would hold up the next call.
+            // In Redis its lease may not be over yet, and it would hold up the next call.
             self.tell_lost(hold, true, turn);
         }
         is_first
@@ -1836,7 +1857,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
-    /// up after it. Only then the next call may try: it has its own reports.
+    /// up after it. Only then may the next call try, because it makes its own reports.
     fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, turn: &mut Turn<P>) -> bool {
         if !self.tenure_mut(hold).is_some_and(|tenure| tenure.report_loss(turn)) {
             return false;
@@ -1859,7 +1880,7 @@ impl<P: Clone> Name<P> {
         is_kept && self.end_tenure(hold, now)
     }
 
-    /// Does what is due of a tenure. Returns `false` if that is nothing.
+    /// Does what is due of a tenure. Returns `false` if nothing is due.
     fn hold_due(&mut self, hold: &Arc<Hold>, at: Moment, turn: &mut Turn<P>) -> bool {
         if !self.tenure_mut(hold).is_some_and(|tenure| tenure.is_due(at)) {
             return false;
@@ -1905,7 +1926,8 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Returns the signal of the end of a hold. With `shared`, switches to that one.
+    /// Returns the signal of the end of a hold. If `shared` is given, the hold uses that signal
+    /// from now on.
     pub(crate) fn end_signal(&mut self, hold: &Hold, shared: Option<&EndSignal>) -> EndSignal {
         if let Some(tenure) = self.tenure_mut(hold) {
             return tenure.end_signal(shared);

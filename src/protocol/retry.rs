@@ -9,16 +9,16 @@ use crate::base::clock::{end_after, nanos};
 use crate::base::failure::{Failure, FailureKind};
 use crate::protocol::call::{CallTimes, Wait};
 
-/// The pauses after failures. They do not follow the backoff of the waiters, which is for a held
-/// lock: a server may be back soon, and no wake-up announces that.
+/// The pauses after failures. They do not follow the backoff of waiters, which is meant for a held
+/// lock: a server may be back soon, and no wake-up announces it.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
 /// How long a thread yields to clients that have waited longer, after the lock became free by
-/// itself and so was offered to none. Long enough for a distant client.
+/// itself and was therefore offered to no client. The time is enough for a distant client.
 const YIELD_TIME: Duration = Duration::from_millis(200);
 
-/// How long a call waits that relies on messages. It asks nevertheless: a key may be deleted by
-/// hand. Clients that were interrupted together do not stay together.
+/// How long a call that relies on messages waits before it asks again, because a key may be deleted
+/// by hand. Clients that were interrupted together do not stay together.
 const RELIANCE: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs(10));
 
 /// Returns `true` if a failure says something about the server rather than about the request or
@@ -112,8 +112,8 @@ impl RetryPolicy {
                 return if self.silences == 1 { Some(Duration::ZERO) } else { None };
             }
             Wait::Endless | Wait::No => self.window.saturating_sub(now - since),
-            // The last request has time beyond that. If it fails early, the next one may find the
-            // master elsewhere, as after a sentinel's wrong answer.
+            // The last request may end later than that. If it fails early, the next one may find
+            // the master elsewhere, as after a sentinel's wrong answer.
             Wait::Until(end) if now >= end => {
                 let left = self.request_deadline(now).saturating_duration_since(now);
                 let has_time = is_first && left >= self.times.slack / 2;
@@ -169,7 +169,7 @@ pub(crate) struct HeldPauses {
 }
 
 impl HeldPauses {
-    /// Returns the pause by the backoff of a call that can no longer rely on being told.
+    /// Returns the pause of a call that can no longer rely on messages.
     pub(crate) fn next_backoff(&mut self) -> Duration {
         self.backoff.as_mut().and_then(Backoff::next).unwrap_or_default()
     }
@@ -187,7 +187,7 @@ impl HeldPauses {
         seed: u64,
     ) -> Duration {
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff, seed));
-        // Also drawn if the call is told: so that it has a place in the backoff if that ends.
+        // Also drawn if the call `is_told`, so that the backoff has advanced if it later is not.
         let pause = backoff.next().unwrap_or_default();
         let pause = if is_told { backoff.random_in(RELIANCE) } else { pause };
         match remaining.map(|remaining| remaining.saturating_add(Duration::from_millis(1))) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
-/// The state that the watches of a hold see. It may only become more.
+/// The state that the watches of a hold see. Its value only grows.
 #[derive(Debug)]
 struct HoldSignal {
     /// One of the states below.
@@ -21,9 +21,9 @@ struct HoldSignal {
 
 const NOTHING: u8 = 0;
 const OVER: u8 = 1;
-/// For those that watch for the end.
+/// For the watches of the end.
 const LOST: u8 = 2;
-/// For those that watch for other clients.
+/// For the watches of other clients.
 const WANTED: u8 = 2;
 
 impl Default for HoldSignal {
@@ -57,7 +57,7 @@ impl EndSignal {
         signal
     }
 
-    /// Signals that the hold is over. A loss may come later, and stays.
+    /// Signals that the hold is over. A loss may follow, and is final.
     pub(super) fn tell(&self, was_lost: bool) {
         self.0.tell(if was_lost { LOST } else { OVER });
     }
@@ -82,7 +82,7 @@ impl EndSignal {
 pub(crate) struct WantedSignal(Arc<HoldSignal>);
 
 impl WantedSignal {
-    /// Creates a signal that does not change any more.
+    /// Creates a signal that no longer changes.
     pub(super) fn over(is_wanted: bool) -> Self {
         let signal = Self::default();
         signal.0.tell(if is_wanted { WANTED } else { OVER });

@@ -55,8 +55,8 @@ impl<P> Call<P> {
         self.end(Outcome::HandedOff(tenure.hold.clone()))
     }
 
-    /// Returns `true` if the call has timed out, and ends with what was learned at this time. One
-    /// that does not wait believes a failure only if it has waited for the next reply.
+    /// Returns `true` if the call has timed out, and may end with what was learned at this time. A
+    /// call that does not wait accepts a failure only after it has waited for the next reply.
     pub(super) fn believes(&self, at: Instant) -> bool {
         let Caller { begin, wait, .. } = self.caller;
         (self.leaves || wait != Wait::No) && at >= begin
@@ -66,7 +66,7 @@ impl<P> Call<P> {
 /// An input about a call. Numbers are those of calls.
 pub(crate) enum Input<P> {
     /// A call wants a hold. It comes behind all others, or in front of them if it `rejoins`: it was
-    /// given a hold, and has lost it on the way.
+    /// given a hold that was lost on the way.
     Call { call: Call<P>, rejoins: bool },
     /// A call wants a hold by itself, beside those that wait: no message reaches it. It releases
     /// these debts of the client if they are in its way.
@@ -96,27 +96,27 @@ pub(crate) enum NameInput {
     Woken,
     /// An echo has come: what servers tell the client arrives.
     Echo,
-    /// Messages may have been missed. A call that relies on them goes on as if it never had.
+    /// Messages may have been missed. Calls no longer rely on them.
     Interrupted,
-    /// Another client waits for the lock, and knows the nonce of its hold.
+    /// Another client waits for the lock, and knows its hold by this nonce.
     Wanted(u64),
-    /// Another client has the name, or this one as another kind: no debt is left.
+    /// Another client has the name, or this client has it as another kind, so no debt is left.
     IsOthers,
 }
 
 /// An input about a hold.
 pub(crate) enum HoldInput<'a> {
-    /// Its tenure begins, by no conversation, with a request sent at that time.
+    /// Its tenure begins outside the conversation, with a request sent at that time.
     Begin { tenure: Tenure, sent: Moment },
     /// A call that was given the next hold of a tenure goes on with it. It began at that time, if
     /// its hold is reported now.
     Accept { begin: Option<Instant> },
-    /// A call that began at that time has it, with all holds that it has called for.
+    /// A call that began at that time has it, and every other hold that it wanted.
     Acquired { begin: Instant },
-    /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if the
-    /// terms of that allow it, or the lock is kept.
+    /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if its
+    /// terms allow it, or the lock is kept.
     End { hands_off: bool },
-    /// Its call ends without it, and gives it back.
+    /// Its call ends without it.
     GiveBack,
     /// It goes on without its guard.
     Leave,
@@ -128,10 +128,10 @@ pub(crate) enum HoldInput<'a> {
     ReleaseSent,
     /// Its release has this outcome.
     Released { outcome: &'a Result<(), HoldFailure>, by: ReleasedBy },
-    /// The renewer, whose last attempt to release it has failed so, tries no longer: its lease is
-    /// over.
+    /// The renewer stops trying to release it, because its lease is over. The last attempt has
+    /// failed like this.
     ReleaseGivenUp(&'a Failure),
-    /// It is a debt: no call has it, and it may exist in the store until it was released.
+    /// It is a debt: no call has it, and it may exist in the store until it is released.
     Owed,
     /// No thread waits any longer for its release, whose outcome is unknown.
     Abandoned,
@@ -139,19 +139,20 @@ pub(crate) enum HoldInput<'a> {
     Deadline,
     /// The store does not have it any more.
     Gone,
-    /// The same, but its guards learn of it at once. `LookedUp` follows when it is known why.
+    /// The same, but for now only its guards learn of it. `LookedUp` follows once the cause is
+    /// known.
     FoundGone,
     /// This other client has its lock now.
     TakenBy(String),
     /// The look-up of its loss is complete.
     LookedUp,
-    /// It was ended by force, by a message.
+    /// A message says that it was ended by force.
     Forced,
     /// Another client waits for the lock.
     Wanted,
     /// The store will notify this client when another one waits.
     WillBeTold,
-    /// The time for which the renewer was to handle it has come.
+    /// It is the time for which the renewer has scheduled it.
     Due { at: Moment },
     /// A request sent at that time has renewed it.
     Renewed { sent: Moment, lease: Duration },
@@ -162,7 +163,7 @@ pub(crate) enum HoldInput<'a> {
 /// Who has sent a release, and goes on with one that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleasedBy {
-    /// A call, which leaves it to the renewer then.
+    /// A call, which leaves a failed one to the renewer.
     Call,
     Renewer,
 }
@@ -180,7 +181,7 @@ pub(crate) struct Turn<P> {
     /// Whether messages of other clients may have been missed a moment ago.
     pub(crate) missed_messages: bool,
     pub(crate) policy: Policy,
-    /// Reported before the name is unlocked, so that no later hold is reported before.
+    /// Reported before the name is unlocked, so that no later hold is reported first.
     pub(crate) reports: Reports,
     /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
@@ -224,7 +225,8 @@ pub(crate) enum Next {
     Change(HoldId, Change),
     /// Releases these holds of the client, and goes on with [`Input::Changed`].
     Pay(Vec<Arc<Hold>>),
-    /// Parks until it is told something. If that takes until then, goes on with [`Input::Due`].
+    /// Parks until it is told what to do. If it is told nothing by this time, goes on with
+    /// [`Input::Due`].
     Park {
         until: Option<Instant>,
         /// Whether another owner has the lock, or another call comes first.
@@ -285,7 +287,7 @@ pub(crate) enum Outcome {
     HandedOff(Arc<Hold>),
     /// It has left, because its wait was cancelled or its thread panics.
     Left,
-    /// With a hold of readers, which has one more now.
+    /// With a hold that readers share. It has one more guard now.
     Shared(Arc<Hold>),
     /// With the next hold of a tenure that was kept.
     Kept(Arc<Hold>),
@@ -302,7 +304,7 @@ pub(crate) enum Action<P> {
     Begin { hold: Arc<Hold>, due: Moment },
     /// Closes the span of a hold whose tenure goes on.
     CloseSpan(OpenSpan),
-    /// Counts that the lock was free before the first call was told.
+    /// Counts a lock that was free before the first call was notified.
     CountMissedWakeup,
     /// Counts one hold less.
     CountEnd,
@@ -354,7 +356,8 @@ pub(crate) enum HoldEvent {
     Released {
         held: Duration,
     },
-    /// It was lost. Without a site, its tenure was kept, and had no hold that was reported.
+    /// It was lost. There is no site if the lock was kept, or if the hold was never reported to
+    /// begin.
     Lost {
         site: Option<CallSite>,
         loss: Loss,
@@ -368,7 +371,7 @@ pub(crate) enum HoldEvent {
         remaining: Duration,
         failure: Failure,
     },
-    /// It lasts for long.
+    /// It has been held for too long.
     HeldLong {
         site: CallSite,
         held: Duration,

@@ -45,20 +45,21 @@ pub(crate) struct Tenure {
     /// The part that guards and the renewer share.
     pub(crate) hold: Arc<Hold>,
     phase: TenurePhase,
-    /// When the lock began to be kept, or the tenure ended, if the phase says so.
+    /// When the phase began, if it is `Kept` or `Ending`.
     since: Moment,
-    /// The hold that a call has, or had last; `None` while the lock is kept, and of a debt.
+    /// The hold that a call has, or had last; `None` while the lock is kept, and for a debt.
     last: Option<Use>,
     /// When it began: with the reply to its request, however distant the server is.
     begun: Moment,
     /// How many holds may follow, each with the next token. A store gives out a thousand at most.
     room: u16,
-    /// Whether the beginning of the current hold was reported. If not, its end is not either: its
-    /// call may not get it after all, or not alone.
+    /// Whether the beginning of the current hold was reported. If it was not, its end is not
+    /// reported either: its call may not get the hold after all, or may still wait for others of a
+    /// set.
     is_reported: bool,
     /// When the renewer handles it next; [`Moment::NEVER`] if not before a reply about it.
     scheduled: Moment,
-    /// Whether the connections for its renewals were opened, as far as it can tell.
+    /// Whether the renewer has opened the connections for its renewals, or needs none.
     is_prepared: bool,
     /// Whether the last renewal has failed.
     failing: bool,
@@ -100,7 +101,7 @@ struct Rare {
     end: Option<EndSignal>,
     /// Removed once another client waits.
     wanted: Option<WantedSignal>,
-    /// Whether those that watch the hold are told that it is over, before it is known how it ends.
+    /// Whether the watches of the hold were notified of its end before it was known how it ended.
     told_over: bool,
     /// Whether the store has confirmed that it notifies this client when another one waits.
     is_told: bool,
@@ -209,7 +210,7 @@ impl Tenure {
             && hold.lease() == terms.lease
             && hold.max_hold() == terms.max_hold
             && hold.renewed == terms.renew
-            // Each hold that has a minimum duration has its own.
+            // A minimum duration belongs to one hold, not to a tenure.
             && hold.taken_until() == Moment::FIRST
             && terms.hold_at_least.is_none()
             && (hold.keep == 0 || hold.keep == terms.keep)
@@ -283,7 +284,7 @@ impl Tenure {
     /// Makes the renewer handle the tenure at this time, unless it does so before.
     fn schedule<P>(&mut self, due: Moment, turn: &mut Turn<P>) {
         if due < self.scheduled {
-            // Should there be a later time, it is ignored when it comes.
+            // A later time that was scheduled before is ignored when it comes.
             self.scheduled = due;
             turn.actions.push(Action::Due { hold: self.hold.clone(), at: due });
         }
@@ -296,8 +297,8 @@ impl Tenure {
         self.scheduled
     }
 
-    /// Returns `true` if this is the time for which the tenure was scheduled. There is no other one
-    /// from here on.
+    /// Returns `true` if this is the time for which the tenure was scheduled. After that, none is
+    /// scheduled.
     pub(super) fn is_due(&mut self, at: Moment) -> bool {
         let is_due = self.scheduled == at;
         if is_due {
@@ -333,9 +334,9 @@ impl Tenure {
         others.into_iter().flatten().fold(lease, Moment::min)
     }
 
-    /// Returns when the connections for the renewals are to be opened, if that is still to come: at
-    /// the first renewal, none may be available. Most locks are released before, and cost none. The
-    /// time is a round one, so that one wake-up of the renewer serves many leases.
+    /// Returns when to open the connections for the renewals, unless that was done: by the first
+    /// renewal, none may be available. Most locks are released before that, and need none. The time
+    /// is a round one, so that one wake-up of the renewer serves many leases.
     fn prepare_due(&self) -> Option<Moment> {
         if self.is_prepared || !self.hold.renewed {
             return None;
@@ -494,7 +495,7 @@ impl Tenure {
         self.hold.lose();
         self.set_cause(cause);
         if self.rare().cause != Some(LossCause::Gone) {
-            // No look at the servers changes that.
+            // Asking the servers would not change that.
             self.set_loss();
         }
         true

@@ -358,11 +358,14 @@ fn calls_come_first_in_the_order_in_which_they_began() {
     let [first, second, third] = world.calls();
     assert_eq!(asks(&first.next).registration, Registration::IfHeld);
     assert!(is_parked(&second.next) && is_parked(&third.next));
+    world.reply(held());
     assert!(world.leave(&first) && second.told.is_turn() && third.told.is_empty());
     let asked = world.due(&second);
     assert_eq!(asks(&asked).registration, Registration::Followed);
+    world.reply(held());
     assert!(world.leave(&second) && third.told.is_turn());
     assert_eq!(asks(&world.due(&third)).registration, Registration::Registered);
+    world.reply(held());
     assert!(world.leave(&third) && world.name.is_over());
 }
 
@@ -481,6 +484,7 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
     let mut world = World::new();
     let [first, second, third, fourth, fifth] =
         [(); 5].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
+    world.reply(held());
     assert!(world.leave(&first));
     let asked = world.due(&second);
     assert_eq!(asks(&asked).holds.len(), 1 + 3);
@@ -500,6 +504,7 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
 fn a_hold_in_doubt_is_a_debt_when_its_call_ends_without_it() {
     let mut world = World::new();
     let [first, second, third] = [(); 3].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
+    world.reply(held());
     assert!(world.leave(&first));
     world.due(&second);
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
@@ -1163,6 +1168,21 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     assert!(is_failed(&world.fails(FailureKind::Timeout)));
     assert!(cleaned(&world, &endless) && !cleaned(&world, &limited), "that one tries again");
     assert!(limited.told.is_turn() && world.leave(&limited) && cleaned(&world, &limited));
+}
+
+/// Its request may have been executed, and no thread reads the reply.
+#[test]
+fn a_call_that_panics_while_it_asks_leaves_no_hold() {
+    let mut world = World::new();
+    let [first, second] = [(); 2].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
+    let third = world.call_as(PERMIT, &options(), Wait::Endless);
+    assert!(world.leave(&first));
+    assert_eq!(world.owed()[0].id.nonce, first.number);
+    assert_eq!(asks(&world.due(&second)).holds.len(), 2, "it asks for the third as well");
+    assert!(world.leave(&second));
+    assert_eq!(world.owed()[0].id.nonce, second.number);
+    assert!(world.leave(&third));
+    assert_eq!(world.owed()[0].id.nonce, third.number);
 }
 
 /// A permit, the call that waits for it, and the calls behind that.
