@@ -304,7 +304,7 @@ fn the_longest_times_are_accepted(store: &Store) {
     for kind in store.kinds() {
         let name = &format!("{kind:?}");
         let held = kind.block(&other, name);
-        // A call for several locks pauses after it got in another's way, and nothing ends the
+        // A call for several locks pauses after it got in the way of another, and nothing ends the
         // pause.
         let waits = if *kind == Kind::Set { 1 } else { 2 };
         thread::scope(|scope| {

@@ -106,7 +106,8 @@ fn links_of_the_pages_work_in_the_crate_docs_too() {
         }
         for (label, target) in definitions(&text) {
             let wanted = in_the_docs(target);
-            // An item of the interface is described there, and its source need not be read.
+            // The crate's documentation may describe the item itself instead of linking to its
+            // source.
             let is_item = |link: &str| target.starts_with("../src/") && link.starts_with("crate::");
             let leads = |link: &str| link == wanted || is_item(link);
             let found = definitions(&links).any(|(other, link)| other == label && leads(link));
