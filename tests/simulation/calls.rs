@@ -242,7 +242,7 @@ pub(super) fn acquire(
     let canceller = terms.cancel_after.map(|after| cancel_later(process, number, after));
     let handles = Handles::new(client, terms, canceller);
     let result = match request(&handles, process, name, side, patience) {
-        // As another call would describe it.
+        // Any other call would return this result.
         Err(Error::Timeout { .. }) if terms.has_own_wait => Ok(None),
         result => result,
     };

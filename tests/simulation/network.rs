@@ -194,7 +194,7 @@ impl Link {
     }
 }
 
-/// Events without a cause happen there.
+/// The process of events that have no cause.
 pub(super) const NOWHERE: Process = 98;
 
 pub(super) fn network<T>(act: impl FnOnce(&mut Network) -> T) -> T {
@@ -516,7 +516,7 @@ pub(super) fn send<T: Answer + Clone + std::fmt::Debug + 'static>(
             executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
             return;
         }
-        // Also behind a late one, where requests arrive in order.
+        // Where requests arrive in order, a request behind a late one is late, too.
         let is_late = fate == Fate::Late || clock::now() >= deadline;
         let before = if is_late { world::with(|world| world.holds()) } else { Vec::new() };
         let (reply, waits) = execute(pair, acks, &*request);

@@ -153,7 +153,7 @@ fn wake_ups_follow_slots_that_move(cluster: &Cluster) {
         pair.wake_by_lock(&there);
         published(cluster) == before
     });
-    // The first channel of the new master has stayed, beside that of its new lowest slot.
+    // The new master still has its first channel, besides that of its new lowest slot.
     assert_eq!(shards(away.to, &pair.waiter).len(), 2);
     assert_eq!(shards(away.from, &pair.waiter).len(), 1);
 }
