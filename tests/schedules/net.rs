@@ -50,7 +50,7 @@ enum Weather {
     Fine,
     /// The server forgets its scripts at any time.
     Forgetful,
-    /// Deadlines come at any time.
+    /// Deadlines pass at any time.
     Late,
 }
 
@@ -315,7 +315,7 @@ fn two_connections_serve_many_threads() {
     under_many_schedules(|| scene(Weather::Fine, 2));
 }
 
-/// Without posted requests there are no sweeps, which would also send it.
+/// Without posted requests there are no sweeps, which would send it too.
 #[test]
 fn a_request_that_finds_the_only_connection_in_use_is_sent_once_it_is_free() {
     under_many_schedules(|| {

@@ -61,7 +61,7 @@ pub(super) struct Held {
     /// Shared by the thread that uses it and the judge that inspects it.
     pub(super) guard: Rc<Guarded>,
     pub(super) client: Process,
-    /// The client that acquired it, which is another one for an adopted hold.
+    /// The client that acquired it. For an adopted hold, this is not `client`.
     pub(super) owner: Process,
     pub(super) name: usize,
     pub(super) side: Side,

@@ -812,7 +812,8 @@ impl World {
 
 impl World {
     /// Returns the client whose turn comes before the one that asks for a side or a permit, perhaps
-    /// one that it was `offered`. The clock is the server's, as it executes the request.
+    /// one that it was `offered`. The current clock is that of the server, which is executing the
+    /// request.
     pub(super) fn first_waiter(&self, hold: &HoldId, offered: bool) -> Option<String> {
         if hold.kind.is_lock() {
             return None;

@@ -70,7 +70,7 @@ pub(super) struct Network {
     pub(super) ordered: bool,
     /// Whether each name is on its own server, as in a cluster.
     pub(super) apart: bool,
-    /// One, or those of a quorum.
+    /// One server, or those of a quorum.
     pub(super) servers: Vec<Server>,
     /// When the replica last acknowledged a request too late.
     pub(super) fell_short: Option<Instant>,

@@ -173,7 +173,7 @@ pub(super) struct ClientState {
     pub(super) closed: Option<Instant>,
     /// When it was shut down, which ends its holds.
     pub(super) shut_down: Option<Instant>,
-    /// For how long it was stopped in total, and each period.
+    /// How long it was stopped in total, and each period.
     pub(super) stopped: Duration,
     pub(super) stops: Vec<Range<Instant>>,
     /// Its reports.
@@ -451,7 +451,7 @@ impl World {
             .unwrap_or_default();
     }
 
-    /// Returns a line for each name of which a server has something else than was last shown.
+    /// Returns a line for each name whose state at a server differs from the one last shown.
     fn changes_at(&mut self, server: usize) -> Vec<String> {
         let Self { network, names, shown, .. } = self;
         let mut lines = Vec::new();
@@ -492,7 +492,7 @@ impl World {
 
     /// Notes that a client cannot work as usual until then.
     pub(super) fn disturb(&mut self, client: Process, until: Instant) {
-        // Not before its client has been opened.
+        // There is no state before the client has been opened.
         if let Some(state) = self.clients.get_mut(client - 1) {
             state.disturbed = state.disturbed.max(until);
         }

@@ -232,7 +232,7 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
 }
 
 #[test]
-fn names_are_judged_with_the_prefix_in_memory_too() {
+fn names_are_checked_with_the_prefix_in_memory_too() {
     let (usual, bare) = (Client::in_memory(), Client::builder().prefix("").in_memory().unwrap());
     for name in ["leasehold:a", "{a}"] {
         take(&usual, name).unlock().unwrap();

@@ -56,7 +56,7 @@ fn the_files_that_the_architecture_names_exist() {
 }
 
 #[test]
-fn the_architecture_has_the_picture_of_the_states_that_the_machine_has() {
+fn the_architecture_has_the_state_diagram_of_the_machine() {
     let source = read("src/protocol/name.rs");
     let (_, picture) = source.split_once("//! ```text\n").expect("a picture");
     let (picture, _) = picture.split_once("//! ```\n").expect("its end");

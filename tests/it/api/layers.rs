@@ -82,7 +82,7 @@ fn code(source: &str) -> String {
     code
 }
 
-/// The paths in the code that begin with `crate::`, as `net/resp/RespStream`.
+/// The paths in the code that begin with `crate::`, such as `net/resp/RespStream`.
 fn paths(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (start, name) in code.match_indices("crate::") {

@@ -191,7 +191,7 @@ fn a_missed_wake_up_is_counted(server: &Server) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || server.listeners(&waiter) == 1);
-        // It tries once more once it listens, and perhaps again when it hears from all channels.
+        // It tries again once it listens, and perhaps once more when it hears from all channels.
         eventually(SOON, || server.evals() >= before + 2);
         server.settled_evals();
         // This is what a client without messages would do.

@@ -77,7 +77,7 @@ fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
 }
 
 fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
-    // In memory there is no other client to ask, and on a quorum no other kind.
+    // A quorum has no other kinds. Holds in memory are ended in `topologies/memory.rs`.
     if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
     }

@@ -189,8 +189,8 @@ fn the_outermost_lock_decides_how_long_the_lock_stays_taken(store: &Store) {
     assert_taken(&client, "a");
 }
 
-/// Tries for the lock when the clock of this machine ticks, which is late. Returns `true` if this
-/// machine should run the job.
+/// Tries for the lock on a machine whose clock is `late`. Returns `true` if this machine should run
+/// the job.
 fn runs_the_job(client: &Client, late: Duration) -> bool {
     thread::sleep(late);
     client.mutex("job").hold_at_least(SOON).try_with(|_| ()).unwrap().is_some()

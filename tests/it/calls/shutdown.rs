@@ -39,8 +39,8 @@ stores! {
         a_drop_at_a_silent_server_is_waited_for;
 }
 
-/// Returns `true` if another client finds none of these locks held. The client that held them would
-/// not ask Redis: it makes no request about holds that it has ended.
+/// Returns `true` if another client finds none of these locks held. The client that held them makes
+/// no request about holds that it has ended.
 fn all_free(store: &Store, names: &[&str]) -> bool {
     let other = store.open(patient());
     names.iter().all(|name| !other.mutex(name).is_locked().unwrap())

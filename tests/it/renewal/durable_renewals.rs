@@ -76,7 +76,8 @@ fn renewals_of_many_leases_are_confirmed_together(servers: &[Server]) {
     let guards: Vec<_> = (0..LEASES).map(|n| take(&client, &format!("lock {n}"))).collect();
     let (waits, renewals) = (master.calls("wait"), master.calls("pexpire"));
     eventually(SOON, || master.calls("pexpire") >= renewals + 4 * LEASES);
-    // Leases are due at different times, just as they were acquired, but not far apart.
+    // Leases are due at different times, because they were acquired one after another, but not far
+    // apart.
     let waits = master.calls("wait") - waits;
     assert!((4..=LEASES).contains(&waits), "{waits} waits");
     assert!(guards.iter().all(Guard::is_held));

@@ -60,7 +60,7 @@ pub(super) struct Lock {
     queue: Vec<String>,
 }
 
-/// A server's state of a connection.
+/// The state that a server keeps about a connection.
 #[derive(Default)]
 pub(super) struct Session {
     /// Bytes that have arrived but were not executed.

@@ -38,8 +38,8 @@ impl<'cluster> Pair<'cluster> {
         Self { cluster, holder: cluster.open(sleepy()), waiter: cluster.open(sleepy()) }
     }
 
-    /// Passes the lock from the holder to the waiter. `Builder::wait` makes it fail if it is not
-    /// woken.
+    /// Passes the lock from the holder to the waiter. If the waiter is not woken, its call fails
+    /// after `Builder::wait`.
     fn wake<H>(&self, home: &Server, name: &str, lock: impl Fn(&Client) -> H + Sync) {
         let held = lock(&self.holder);
         thread::scope(|scope| {
