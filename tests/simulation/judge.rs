@@ -239,7 +239,7 @@ impl World {
         let Held { owner, client, begun, .. } = *held;
         let (now, fence) = (clock::now(), held.guard.fence(name));
         let disturbed = self.clients[client - 1].disturbed;
-        // A client also learns it from any other reply that the hold is gone.
+        // A client also learns this from any other reply that the hold is gone.
         let ids = self.holds_of(client, name, fence.unwrap_or_default());
         let asked = ids.iter().flat_map(|id| self.record.of(name, id));
         let gone = asked.filter(|it| {

@@ -36,7 +36,7 @@ use crate::store::request::DETACHED;
 /// The process number of the first server. Clients have the numbers 1, 2 and so on.
 pub(super) const SERVER: Process = 0;
 
-/// Other servers than the first have greater numbers than any client.
+/// Servers other than the first have greater numbers than any client.
 const FIRST_OF_SERVERS: Process = NOWHERE - 10;
 
 /// Returns the process number of a server.

@@ -200,8 +200,8 @@ fn nesting_refreshes_the_lease(server: &Server) {
     assert!(inner.remaining() > ms(7600), "{:?}", inner.remaining());
 }
 
-/// Locks a name again that its thread holds until `end`, and releases that level. Checks that the
-/// hold still ends at that time, both here and in the store.
+/// Adds a level to a hold that ends at `end`, and releases it. Checks that the hold still ends at
+/// that time, both here and in the store.
 fn nest_until(end: Instant, mutex: &Mutex, outer: &Guard) {
     for nest in [true, false, true] {
         let inner = mutex.lock().unwrap();
