@@ -78,7 +78,7 @@ prop_compose! {
         let client = if label.is_empty() { random } else { format!("{label}:{random}") };
         let (name, client) = (name.into(), client.into());
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
-        // Most of all possible durations are longer than any lease.
+        // Most of the possible durations are longer than any lease.
         let (lease, taken_for) = (lease / (1 << 31), taken_for / (1 << 31));
         let (note, fence) = (id.has_note().then(|| note.into()), fence >> 10);
         let hold = DetachedHold { id, fence, lease, taken_for, may_begin, note };
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(cases(4000))]
 
     #[test]
-    fn a_ticket_is_the_one_of_its_text_or_refused_in_one_line_that_does_not_show_it(
+    fn a_ticket_prints_as_its_text_or_is_refused_in_one_line_without_showing_it(
         text in edited_text(TICKETS, TICKET_PIECES)
     ) {
         match text.parse::<Ticket>() {
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn a_ticket_takes_memory_for_its_text_only(text in edited_text(TICKETS, TICKET_PIECES)) {
+    fn a_ticket_takes_memory_only_for_its_text(text in edited_text(TICKETS, TICKET_PIECES)) {
         let used = allocation_counter::measure(|| drop(text.parse::<Ticket>()));
         let most = 512 + 8 * text.len() as u64;
         prop_assert!(used.bytes_max <= most, "{} for {}", used.bytes_max, text.len());
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn a_forged_ticket_is_of_no_hold(text in edited_text(TICKETS, TICKET_PIECES)) {
+    fn a_forged_ticket_belongs_to_no_hold(text in edited_text(TICKETS, TICKET_PIECES)) {
         let Ok(ticket) = text.parse::<Ticket>() else { return Ok(()) };
         let client = Client::builder().prefix(&ticket.prefix).in_memory();
         let Ok(client) = client else { return Ok(()) };
@@ -143,7 +143,7 @@ proptest! {
     #![proptest_config(cases(4000))]
 
     #[test]
-    fn a_serialized_ticket_is_that_of_the_text_or_refused_without_showing_it(
+    fn a_deserialized_ticket_is_that_of_its_text_or_refused_without_showing_it(
         file in edited(FILES, FILE_PIECES)
     ) {
         let text = serde_json::from_slice::<String>(&file).ok();

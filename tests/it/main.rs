@@ -24,7 +24,7 @@
     reason = "a check takes its result by value, so that a guard in it is dropped at once"
 )]
 
-/// The face besides the locks: options, events, logs, numbers, keys, documentation.
+/// The interface apart from the locks: options, events, logs, numbers, keys, documentation.
 mod api {
     mod arguments;
     #[cfg(feature = "serde")]

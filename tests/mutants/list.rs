@@ -15,8 +15,8 @@
 //! exactly once; a script has no function. Old text that ends with `;` or `}` consists of
 //! statements; any other is an expression. Its indentation does not matter. A mistake that takes
 //! several changes has several `in`, each with old and new text. `lib`, `it` and `cli` list tests
-//! of that program by parts of their names. One of them must fail. With `seeds`, one of so many
-//! worlds of the simulation must fail as well; with `connections`, one of so many worlds of
+//! of that program by parts of their names. One of them must fail. With `seeds`, one of this many
+//! worlds of the simulation must fail as well; with `connections`, one of this many worlds of
 //! connections; and with `scene`, this small world. If a mutant survives for a reason, that follows
 //! `survives`.
 

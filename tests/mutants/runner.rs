@@ -110,7 +110,7 @@ impl Programs {
         cargo.args(["--config", "profile.dev.package.leasehold.opt-level=1"]);
         cargo.args(["--config", "profile.dev.debug=0"]);
         cargo.arg("--message-format=json-render-diagnostics");
-        // After this, the tests of the source itself need not be built again.
+        // In a directory of its own, so that the tests of the source are not built again later.
         cargo.arg("--target-dir").arg(root.join("target/mutants/build"));
         for kind in &kinds {
             match *kind {

@@ -50,7 +50,7 @@ enum Weather {
     Fine,
     /// The server forgets its scripts at any time.
     Forgetful,
-    /// Deadlines come at any time.
+    /// Deadlines pass at any time.
     Late,
 }
 
@@ -278,7 +278,7 @@ fn scene(weather: Weather, connections: u32) {
     multiplexer.drain(deadline(Weather::Fine));
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.queue.state.lock().queue.is_empty(), "a request is left");
-    // Only needless requests to wait are left, which a sweep reads.
+    // Only WAITs that no thread needs any longer are left. A sweep reads their replies.
     let is_lingering = || {
         let state = multiplexer.queue.state.lock();
         !state.lingering.is_empty() || state.sweeps > 0
@@ -290,9 +290,9 @@ fn scene(weather: Weather, connections: u32) {
     assert_eq!(state.idle_connections, state.connections, "a connection is missing");
 }
 
-/// The program may end then.
+/// The program may end right after the post.
 #[test]
-fn what_the_only_thread_posts_is_written_when_it_goes_on() {
+fn a_posted_request_is_written_before_the_only_thread_goes_on() {
     under_many_schedules(|| {
         let (weather, replies) = (Weather::Fine, Replies::default());
         let multiplexer = multiplexer(weather, 1);
@@ -315,9 +315,9 @@ fn two_connections_serve_many_threads() {
     under_many_schedules(|| scene(Weather::Fine, 2));
 }
 
-/// Without posted requests there are no sweeps, which would also send it.
+/// Without posted requests there are no sweeps, which would send it too.
 #[test]
-fn a_request_that_finds_the_only_connection_in_use_is_sent_when_that_is_given_back() {
+fn a_request_that_finds_the_only_connection_in_use_is_sent_once_it_is_free() {
     under_many_schedules(|| {
         let multiplexer = multiplexer(Weather::Fine, 1);
         let threads = [0, 1].map(|number| {
@@ -338,9 +338,9 @@ fn deadlines_at_any_time_leave_nothing_behind() {
     under_many_schedules(|| scene(Weather::Late, 1));
 }
 
-/// Such a request would never be sent, beside a free connection.
+/// Such a request would never be sent, although a connection is free.
 #[test]
-fn a_thread_whose_time_for_a_connection_is_over_leaves_no_request_behind() {
+fn a_thread_that_times_out_without_a_connection_leaves_no_request_behind() {
     under_many_schedules(|| {
         let multiplexer = multiplexer(Weather::Late, 1);
         let threads = [true, false, false].map(|late| {

@@ -61,7 +61,7 @@ pub(super) struct Held {
     /// Shared by the thread that uses it and the judge that inspects it.
     pub(super) guard: Rc<Guarded>,
     pub(super) client: Process,
-    /// The client that acquired it, which is another one for an adopted hold.
+    /// The client that acquired it. For an adopted hold, this is not `client`.
     pub(super) owner: Process,
     pub(super) name: usize,
     pub(super) side: Side,
@@ -242,7 +242,7 @@ pub(super) fn acquire(
     let canceller = terms.cancel_after.map(|after| cancel_later(process, number, after));
     let handles = Handles::new(client, terms, canceller);
     let result = match request(&handles, process, name, side, patience) {
-        // As another call would describe it.
+        // Any other call would return this result.
         Err(Error::Timeout { .. }) if terms.has_own_wait => Ok(None),
         result => result,
     };

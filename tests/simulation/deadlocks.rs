@@ -372,7 +372,7 @@ fn lock_without_nesting(client: &Client, process: Process, text: &str) {
     }
 }
 
-/// Occasionally locks again a name that the thread holds. Returns `false` if it did not.
+/// Occasionally relocks a name that the thread holds. Returns `false` if it did not.
 fn lock_again(
     client: &Client,
     process: Process,

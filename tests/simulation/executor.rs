@@ -461,8 +461,8 @@ pub(crate) fn wait_for<T: 'static>(
     found.take()
 }
 
-/// Like the channel's own method, which would spin for a while even with no time left. There is
-/// none while no thread runs.
+/// Like the channel's own method, which would spin for a while even with no time left. Outside a
+/// thread of the simulation, it does not wait at all.
 pub(crate) fn receive<T: 'static>(
     receiver: &Receiver<T>,
     deadline: Instant,

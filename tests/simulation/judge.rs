@@ -29,7 +29,7 @@ use crate::store::request::{DETACHED, OFFER};
 /// How often the judge inspects the whole world.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
 
-/// How much too late a call may end, because threads take time to wake up.
+/// How late a call may end, because threads take time to wake up.
 pub(super) const SLACK: Duration = Duration::from_millis(110);
 
 /// How much longer than a tenure threads may hand a lock off, because they take time to wake up.
@@ -129,7 +129,7 @@ impl NameState {
 pub(super) struct HoldAtServers {
     name: usize,
     hold: HoldId,
-    /// If not, its name is offered to its client, or stays taken though the hold has ended.
+    /// `false` if its name is only offered to its client, or stays taken though the hold has ended.
     is_held: bool,
     /// How long it lasts at each of them, the longest first.
     lasts: Vec<Duration>,
@@ -137,7 +137,7 @@ pub(super) struct HoldAtServers {
 
 impl HoldAtServers {
     fn is_same(&self, other: &Self) -> bool {
-        // A reader may be the writer again that it was.
+        // The same hold may be a writer's at one time, and a reader's at another.
         let is_alike = self.hold == other.hold && self.hold.kind == other.hold.kind;
         is_alike && (self.name, self.is_held) == (other.name, other.is_held)
     }
@@ -187,7 +187,7 @@ impl World {
         }
     }
 
-    /// Returns `true` if a name has such a guard, and the guard trusts its lease.
+    /// Returns `true` if this is a guard of the name that trusts its lease.
     pub(super) fn trusts(&self, place: usize, name: usize) -> bool {
         let held = self.guards.get(place).and_then(Option::as_ref);
         held.is_some_and(|held| held.is_of(name) && held.is_held())
@@ -239,7 +239,7 @@ impl World {
         let Held { owner, client, begun, .. } = *held;
         let (now, fence) = (clock::now(), held.guard.fence(name));
         let disturbed = self.clients[client - 1].disturbed;
-        // So does any other reply that the hold is gone.
+        // A client also learns this from any other reply that the hold is gone.
         let ids = self.holds_of(client, name, fence.unwrap_or_default());
         let asked = ids.iter().flat_map(|id| self.record.of(name, id));
         let gone = asked.filter(|it| {
@@ -256,15 +256,15 @@ impl World {
         self.excuses_of(owner, name, fence, begun).any(|it| !is_known(it))
     }
 
-    /// Returns `true` if another hold may overlap this one, also because a user of its ticket has
-    /// ended it.
+    /// Returns `true` if another hold may overlap this one, perhaps because a user of its ticket
+    /// has ended it.
     fn is_excused(&self, held: &Held, name: usize) -> bool {
         held.has_ended(self) || self.is_forgotten_unknown(held, name)
     }
 
-    /// Sets by when clients learn from messages of this server that these holds have just ended,
-    /// unless a fault is in the way. The message about a hold whose call has not returned yet may
-    /// overtake its reply.
+    /// Sets the time by which clients learn from messages of this server that these holds have just
+    /// ended, unless a fault is in the way. The message about a hold whose call has not returned
+    /// yet may overtake its reply.
     pub(super) fn expect_told(&mut self, ended: Range<usize>, server: usize, now: Instant) {
         let told = now + SLACK + self.network.latency * 60;
         for at in ended.clone() {
@@ -372,8 +372,8 @@ impl World {
     }
 
     /// Changes the data of a server, or its clock. Others may overlap the holds that end earlier
-    /// because of this, until these would have ended, unless they are `safe`. A hold of a quorum
-    /// ends when it no longer has a majority.
+    /// because of this, until the time when these would have ended, unless they are `safe`. A hold
+    /// of a quorum ends when it no longer has a majority.
     pub(super) fn change_server(
         &mut self,
         server: usize,
@@ -664,7 +664,7 @@ impl World {
         self.network.servers[server].next_token()
     }
 
-    /// Returns an error if another guard is valid beside this one and must not be.
+    /// Returns an error if another guard is valid at the same time as this one and must not be.
     fn check_exclusion(&self, new: usize) -> Result<(), String> {
         let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
         if !one.is_held() {
@@ -767,8 +767,8 @@ impl World {
         let is_own_name =
             |it: &Unexpected| *it.hold.client == **own && *it.hold.name == *state.name;
         let is_unexpected = self.unasked.iter().chain(&self.late).any(is_own_name);
-        // Where servers do not answer, a call leaves without giving up its place, which may be
-        // offered the name. The next one may want that as another kind.
+        // If servers do not answer, a call ends without giving up its place, to which the name may
+        // then be offered. The next call may want the name as another kind.
         let mut recent =
             self.record.latest(name).take_while(|it| it.sent + OFFER + self.io_timeout >= since);
         let keeps_place = recent.any(|it| it.client == client && !it.said().is_answer());
@@ -812,7 +812,8 @@ impl World {
 
 impl World {
     /// Returns the client whose turn comes before the one that asks for a side or a permit, perhaps
-    /// one that it was `offered`. The clock is the server's, as it executes the request.
+    /// one that it was `offered`. The current clock is that of the server, which is executing the
+    /// request.
     pub(super) fn first_waiter(&self, hold: &HoldId, offered: bool) -> Option<String> {
         if hold.kind.is_lock() {
             return None;

@@ -201,7 +201,8 @@ impl World {
         self.clients[client - 1].stops.iter().any(|stop| stop.end >= since)
     }
 
-    /// Returns when a task that was due then is due, if its client may have been stopped.
+    /// Returns when a task that was due at this time has to be done, if its client may have been
+    /// stopped.
     pub(super) fn due_after_stops(&self, client: Process, due: Instant) -> Instant {
         let mut due = due;
         for stop in &self.clients[client - 1].stops {

@@ -70,7 +70,7 @@ pub(super) struct Network {
     pub(super) ordered: bool,
     /// Whether each name is on its own server, as in a cluster.
     pub(super) apart: bool,
-    /// One, or those of a quorum.
+    /// One server, or those of a quorum.
     pub(super) servers: Vec<Server>,
     /// When the replica last acknowledged a request too late.
     pub(super) fell_short: Option<Instant>,
@@ -194,7 +194,7 @@ impl Link {
     }
 }
 
-/// Events without a cause happen there.
+/// The process of events that have no cause.
 pub(super) const NOWHERE: Process = 98;
 
 pub(super) fn network<T>(act: impl FnOnce(&mut Network) -> T) -> T {
@@ -516,7 +516,7 @@ pub(super) fn send<T: Answer + Clone + std::fmt::Debug + 'static>(
             executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
             return;
         }
-        // Also behind a late one, where requests arrive in order.
+        // Where requests arrive in order, a request behind a late one is late, too.
         let is_late = fate == Fate::Late || clock::now() >= deadline;
         let before = if is_late { world::with(|world| world.holds()) } else { Vec::new() };
         let (reply, waits) = execute(pair, acks, &*request);

@@ -15,7 +15,7 @@ use crate::simulation::judge::SLACK;
 use crate::simulation::world::{NAMES, Usage, World, broken, say, time_of, with};
 use crate::store::hold_id::HoldId;
 
-/// By then, a client knows each of its calls and holds.
+/// The age at which a client certainly knows of a call or a hold of its own.
 const KNOWN_AFTER: Duration = Duration::from_millis(100);
 
 /// A query of a thread.
@@ -242,7 +242,7 @@ impl World {
         let guards = guards.filter_map(|(at, held)| Some((at, held.as_ref()?)));
         let guards = guards.filter(|(_, held)| held.client == client && held.is_of(name));
         let count = guards.clone().count();
-        // It may be about to end, or to be adopted.
+        // A hold without a guard may be about to end, or to be adopted.
         let may_have_more = self.was_stopped(client, begun)
             || self.waiting(client, Some(name)) > 0
             || state.had_guard.get(&client).is_some_and(|at| *at >= begun)

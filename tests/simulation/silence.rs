@@ -54,7 +54,7 @@ pub(super) fn check(world: &mut World, now: Instant) -> Option<String> {
     None
 }
 
-/// A client with a hold need not ask, and a stopped one cannot.
+/// A client with a hold does not have to ask, and a stopped one cannot.
 fn note_asked(world: &mut World, now: Instant) {
     let World { clients, guards, releasing, names, network, .. } = world;
     for process in 1..=clients.len() {

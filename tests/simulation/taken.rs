@@ -24,7 +24,7 @@ pub(super) struct Taken {
     /// When its release began, and how often servers had been restarted before.
     ended: Instant,
     restarts: u64,
-    /// For how long it stays taken, counted from when its client read that it had the lock, which
+    /// How long it stays taken, counted from when its client read that it had the lock, which
     /// was in this period.
     time: Duration,
     read: (Instant, Instant),
@@ -135,7 +135,7 @@ impl World {
 }
 
 impl Taken {
-    /// Returns by when it is free, if its client could reach the server.
+    /// Returns the time by which it is free, if its client could reach the server.
     fn end(&self) -> Instant {
         self.ended.max(self.read.1 + self.time * 101 / 100) + ROUNDING
     }

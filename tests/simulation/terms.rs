@@ -14,7 +14,7 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     pub(super) renew: bool,
     pub(super) max_hold: Option<Duration>,
-    /// For how long a lock stays taken after an early release.
+    /// How long a lock stays taken after an early release.
     pub(super) at_least: Option<Duration>,
     pub(super) note: Option<&'static str>,
     /// Whether a call for a lock goes through an `Election`.

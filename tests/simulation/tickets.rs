@@ -116,7 +116,7 @@ impl World {
     }
 
     /// Returns how often, per mille, a thread detaches a hold of a name. Holds with an age limit
-    /// are not detached, nor holds whose lock stays taken.
+    /// are not detached, and neither are holds whose lock stays taken.
     pub(super) fn leaves_of(&self, name: usize, place: usize) -> u64 {
         let held = self.guards[place].as_ref();
         let can_be_left = held.is_some_and(|held| {

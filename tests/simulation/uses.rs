@@ -173,7 +173,7 @@ impl World {
         Some(waiting.filter(|client| client != own && has_call(client)).collect())
     }
 
-    /// Checks the guard's answer whether its lock is wanted.
+    /// Checks the guard's answer to whether its lock is wanted.
     fn check_wanted(
         &self,
         place: usize,

@@ -36,7 +36,7 @@ use crate::store::request::DETACHED;
 /// The process number of the first server. Clients have the numbers 1, 2 and so on.
 pub(super) const SERVER: Process = 0;
 
-/// Other servers than the first have greater numbers than any client.
+/// Servers other than the first have greater numbers than any client.
 const FIRST_OF_SERVERS: Process = NOWHERE - 10;
 
 /// Returns the process number of a server.
@@ -136,7 +136,7 @@ pub(super) struct World {
     pub(super) is_durable: bool,
     pub(super) acks: Duration,
     pub(super) has_slow_replies: bool,
-    /// No request fails, and no client or server: only messages may be lost.
+    /// No request, client or server fails; only messages may be lost.
     pub(super) is_reliable: bool,
     pub(super) is_healed: bool,
     /// No message or request is lost, and only one client has faults: this one.
@@ -155,15 +155,15 @@ pub(super) struct World {
     pub(super) clock_seen: (Instant, u64),
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
-    /// How long tokens may repeat: so many servers lost the counter that not every two majorities
-    /// share one that kept it, and not all clocks are right.
+    /// Until when tokens may repeat, because so many servers lost the counter that not every two
+    /// majorities share one that kept it, and not all clocks are right.
     pub(super) tokens_repeat_until: Option<Instant>,
     pub(super) tally: Tally,
 }
 
 pub(super) struct ClientState {
     pub(super) id: String,
-    /// Until its end.
+    /// `None` once the client has ended.
     pub(super) client: Option<Client>,
     /// The number of unfinished callers.
     pub(super) running: usize,
@@ -173,13 +173,13 @@ pub(super) struct ClientState {
     pub(super) closed: Option<Instant>,
     /// When it was shut down, which ends its holds.
     pub(super) shut_down: Option<Instant>,
-    /// For how long it was stopped in total, and each period.
+    /// How long it was stopped in total, and each period.
     pub(super) stopped: Duration,
     pub(super) stops: Vec<Range<Instant>>,
     /// Its reports.
     pub(super) ledger: Ledger,
-    /// The end of the last time in which it was stopped, cut off or closed, or the server was away,
-    /// or its last failed request.
+    /// When the last disturbance ended: the client was stopped, cut off or closed, the server was
+    /// away, or a request failed.
     pub(super) disturbed: Instant,
 }
 
@@ -315,7 +315,7 @@ pub(super) fn broken(why: &str) -> ! {
 }
 
 /// Ends a world that has broken a promise, and returns why and what has happened, in words. Its
-/// guards are not dropped: nothing is left that they could be released by.
+/// guards are not dropped: nothing is left that could release them.
 pub(super) fn abandon(why: &str) -> (String, String) {
     let world = WORLD.with(|world| world.borrow_mut().take());
     let Some(mut world) = world else { return (why.to_owned(), String::new()) };
@@ -451,7 +451,7 @@ impl World {
             .unwrap_or_default();
     }
 
-    /// Returns a line for each name of which a server has something else than was last shown.
+    /// Returns a line for each name whose state at a server differs from the one last shown.
     fn changes_at(&mut self, server: usize) -> Vec<String> {
         let Self { network, names, shown, .. } = self;
         let mut lines = Vec::new();
@@ -476,7 +476,7 @@ impl World {
         lines
     }
 
-    /// Returns which calls of a client a message about a key is for.
+    /// Returns, in words, which calls of a client a message about a key is meant for.
     pub(super) fn calls_for(&self, client: Process, key: &str) -> String {
         let is_meant = |call: &CallState| {
             (0..self.names.len()).any(|at| call.is_about(at) && self.names[at].key == key)
@@ -490,9 +490,9 @@ impl World {
         }
     }
 
-    /// Notes that a client cannot do as usual until then.
+    /// Notes that a client cannot work as usual until then.
     pub(super) fn disturb(&mut self, client: Process, until: Instant) {
-        // Not before its client has been opened.
+        // There is no state before the client has been opened.
         if let Some(state) = self.clients.get_mut(client - 1) {
             state.disturbed = state.disturbed.max(until);
         }
@@ -568,7 +568,7 @@ pub(super) fn start(process: Process, act: impl FnOnce(&Client, Process) + Send 
     });
 }
 
-/// The number of the process of those who run the world.
+/// The process number of the threads that run the world.
 pub(super) const DIRECTOR: Process = 99;
 
 /// Waits for the callers, heals everything after some time, and checks that nothing is left.

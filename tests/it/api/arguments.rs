@@ -232,7 +232,7 @@ fn bad_names_are_refused_without_a_request(server: &Server) {
 }
 
 #[test]
-fn names_are_judged_with_the_prefix_in_memory_too() {
+fn names_are_checked_with_the_prefix_in_memory_too() {
     let (usual, bare) = (Client::in_memory(), Client::builder().prefix("").in_memory().unwrap());
     for name in ["leasehold:a", "{a}"] {
         take(&usual, name).unlock().unwrap();
@@ -304,7 +304,7 @@ fn the_longest_times_are_accepted(store: &Store) {
     for kind in store.kinds() {
         let name = &format!("{kind:?}");
         let held = kind.block(&other, name);
-        // A call for several locks pauses after it got in another's way, and nothing ends the
+        // A call for several locks pauses after it got in the way of another, and nothing ends the
         // pause.
         let waits = if *kind == Kind::Set { 1 } else { 2 };
         thread::scope(|scope| {

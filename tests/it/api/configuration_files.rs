@@ -10,7 +10,7 @@ stores! {
         a_client_can_be_configured_by_a_file;
 }
 
-/// The error of a file, which repeats no value.
+/// Returns the error for a bad file, which must not show its values.
 #[track_caller]
 fn refusal(file: Value) -> String {
     let error = serde_json::from_value::<Builder>(file).unwrap_err().to_string();

@@ -63,7 +63,7 @@ fn events_of_many_holds_arrive_in_order(store: &Store) {
     }
 }
 
-/// The events of holds, by the fence.
+/// The start or the end of a hold, with its fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Acquired(u64),
@@ -104,7 +104,8 @@ fn a_release_is_reported_before_the_next_hold(store: &Store) {
     }
 }
 
-/// The client first finds out who has the lock now, while the thread of the lost guard goes on.
+/// Before it reports a loss, the client finds out who has the lock now. Meanwhile, the thread of
+/// the lost guard goes on.
 #[test]
 fn a_loss_is_reported_before_the_next_hold() {
     let (server, recorder) = (MemoryServer::new(), Recorder::default());
@@ -204,7 +205,7 @@ fn an_event_carries_the_numbers_of_its_hold(store: &Store) {
     let expiring = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     assert_eq!(next().0, expiring.fence());
     let second = elsewhere(|| client.lock("a").unwrap().fence());
-    // Different threads report the loss and the next hold, which begins and ends: any order is
+    // Different threads report the loss, and the start and end of the next hold, so any order is
     // right.
     let told = [next(), next(), next()];
     assert!(told.contains(&(expiring.fence(), Duration::ZERO)), "{told:?}");
@@ -293,8 +294,9 @@ impl Ledger {
         (begins, ledger.len() as u64 - begins)
     }
 
-    /// Checks that each hold has begun once, and has then ended once. Readers between the same
-    /// writes share a token, and permits have none, so of these no more may end than have begun.
+    /// Checks that each hold has begun once, and has then ended once. Readers between the same two
+    /// writes share a token, and permits have none. For these, no more holds may end than have
+    /// begun.
     fn check(&self) {
         let mut open = HashMap::new();
         for (begins, name, fence) in &*self.0.lock() {
@@ -310,7 +312,7 @@ impl Ledger {
 }
 
 /// Threads of two clients, one of which keeps locks, contend for holds of all kinds, and an
-/// operator ends some of these.
+/// operator ends some of them.
 fn every_hold_is_reported_to_begin_once_and_to_end_once(store: &Store) {
     const ROUNDS: usize = 8;
     const CALLS: usize = 24;
@@ -331,7 +333,7 @@ fn every_hold_is_reported_to_begin_once_and_to_end_once(store: &Store) {
                 thread.join().unwrap();
             }
         });
-        // There are so few at a time that none is dropped.
+        // Few events are queued at a time, so none is dropped.
         for (client, ledger) in clients.iter().zip(&ledgers) {
             eventually(SOON, || {
                 let stats = client.stats();
@@ -447,7 +449,7 @@ fn a_callback_that_panics_stops_nothing(store: &Store) {
     throughout(3 * LEASE, || guard.is_held());
     guard.verify().unwrap();
     guard.unlock().unwrap();
-    // Nor do the events stop.
+    // The events do not stop either.
     recorder.wait_for("acquired a");
     recorder.wait_for("released a");
 }
@@ -478,7 +480,7 @@ fn a_full_event_queue_blocks_no_call() {
         ended.recv_timeout(10 * SOON).ok();
     });
     let client = client.in_memory().unwrap();
-    // Not in a scope: if it blocks, the test must not.
+    // Not in a scope: if this thread blocks, the test must not wait for it.
     std::thread::spawn(move || {
         for _ in 0..5_000 {
             take(&client, "a").unlock().unwrap();

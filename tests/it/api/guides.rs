@@ -56,7 +56,7 @@ fn the_files_that_the_architecture_names_exist() {
 }
 
 #[test]
-fn the_architecture_has_the_picture_of_the_states_that_the_machine_has() {
+fn the_architecture_has_the_state_diagram_of_the_machine() {
     let source = read("src/protocol/name.rs");
     let (_, picture) = source.split_once("//! ```text\n").expect("a picture");
     let (picture, _) = picture.split_once("//! ```\n").expect("its end");
@@ -106,7 +106,8 @@ fn links_of_the_pages_work_in_the_crate_docs_too() {
         }
         for (label, target) in definitions(&text) {
             let wanted = in_the_docs(target);
-            // An item of the interface is described there, and its source need not be read.
+            // The crate's documentation may describe the item itself instead of linking to its
+            // source.
             let is_item = |link: &str| target.starts_with("../src/") && link.starts_with("crate::");
             let leads = |link: &str| link == wanted || is_item(link);
             let found = definitions(&links).any(|(other, link)| other == label && leads(link));

@@ -64,7 +64,8 @@ fn code(source: &str) -> String {
     while let Some(line) = lines.next() {
         let item = line.trim_start();
         if item.starts_with("#[cfg(test)]") || item.starts_with("#[cfg(all(test") {
-            // In formatted code, the first line of its indentation with such an end is its last.
+            // In formatted code, the item ends at the first line with its indentation that ends
+            // like this.
             let indentation = &line[..line.len() - item.len()];
             let is_end = |line: &str| {
                 let rest = line.strip_prefix(indentation);
@@ -81,7 +82,7 @@ fn code(source: &str) -> String {
     code
 }
 
-/// The paths in the code that begin with `crate::`, as `net/resp/RespStream`.
+/// The paths in the code that begin with `crate::`, such as `net/resp/RespStream`.
 fn paths(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (start, name) in code.match_indices("crate::") {

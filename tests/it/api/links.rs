@@ -50,7 +50,7 @@ fn without_code(text: &str) -> String {
     paragraphs.collect::<Vec<_>>().join("\n\n")
 }
 
-/// A link or an image of a page, or the definition of a label: its place, and its target, or the
+/// A link or an image of a page, or the definition of a label: its place, and its target, or its
 /// label if that is not defined.
 struct Link {
     line: usize,

@@ -26,7 +26,7 @@ static IS_BROKEN: AtomicBool = AtomicBool::new(false);
 
 struct Sums;
 
-/// One of the series: `leasehold_acquires_total result=busy`.
+/// One series, such as `leasehold_acquires_total result=busy`.
 struct Sum(String);
 
 impl Sum {
@@ -144,7 +144,7 @@ fn the_numbers_of_clients_reach_the_recorder() {
             assert!(matches!(wait.join().unwrap(), Err(Error::Cancelled { .. })));
         });
     });
-    // It was free.
+    // The lock is free.
     take(&client, "d").unlock().unwrap();
     drop(client);
     // The program may end right after its client.

@@ -23,7 +23,7 @@ fn set(server: &Server, key: &str) -> bool {
     reply.is_some()
 }
 
-/// Their script that releases it.
+/// The script with which the other libraries release a lock.
 const RELEASE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
                        return redis.call('del', KEYS[1]) else return 0 end";
 

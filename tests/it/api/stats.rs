@@ -182,16 +182,16 @@ fn a_wake_up_is_counted(server: &Server) {
 }
 
 fn a_missed_wake_up_is_counted(server: &Server) {
-    // A silently waiting client notices within ten seconds a release that no message reported.
+    // Without a message, a waiting client notices a release within ten seconds.
     let waiter = server.open(patient().wait(3 * SOON));
-    // Before that, no renewal of the holder finds the lock gone and notifies the waiter.
+    // Within that time, no renewal of the holder finds the lock gone and notifies the waiter.
     let holder = server.open_for(SHORT, patient().lease(12 * SOON));
     let guard = take(&holder, "a");
     let before = server.evals();
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || server.listeners(&waiter) == 1);
-        // It tries once more when it listens, and perhaps again when it hears from all channels.
+        // It tries again once it listens, and perhaps once more when it hears from all channels.
         eventually(SOON, || server.evals() >= before + 2);
         server.settled_evals();
         // This is what a client without messages would do.
@@ -229,7 +229,7 @@ fn the_replacement_of_a_broken_connection_is_counted(server: &Server) {
     eventually(SOON, || client.stats().renewals > 0);
     assert_eq!(client.stats().reconnects, 0);
     drop(guard);
-    // First those of the pool, then that of the renewer.
+    // The connections of the pool are replaced first, then that of the renewer.
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let _guard = take(&client, "b");
     eventually(SOON, || client.stats().reconnects == 2);

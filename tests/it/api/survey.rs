@@ -26,8 +26,8 @@ stores! {
         ended_holds_and_offers_are_not_reported;
 }
 
-/// Answers like a proxy that forwards little but scripts, with its own errors or by closing the
-/// connection. Ends with the process.
+/// Starts a server that answers like a proxy which forwards little but scripts: with its own
+/// errors, or by closing the connection. It ends with the process.
 fn start_proxy_that_knows_no_question() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -77,7 +77,7 @@ fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
 }
 
 fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
-    // In memory there is no other client to ask, and on a quorum no other kind.
+    // A quorum has no other kinds. Holds in memory are ended in `topologies/memory.rs`.
     if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
     }
@@ -111,7 +111,7 @@ fn the_holds_of_a_client_are_ended_and_no_others(store: &Store) {
         let client = store.open(patient().label(label));
         let names = [format!("a-{}", client.id()), format!("b-{}", client.id())];
         let guards = names.map(|name| client.lock_owned(&name).unwrap());
-        // It is released, and stays taken.
+        // This lock is released, but stays taken.
         let kept = format!("kept-{}", client.id());
         client.mutex(&kept).hold_at_least(SOON).lock().unwrap().unlock().unwrap();
         (client, guards, kept)
@@ -179,7 +179,7 @@ fn clients_that_wait_are_reported(store: &Store) {
     let (survey, id) = (holder.survey(), waiter.id().to_owned());
     let guard = holder.rw_lock("a").write().unwrap();
     let waiting = thread::spawn(move || waiter.rw_lock("a").read().map(drop));
-    // It leaves the queue again if it asks again before it listens.
+    // The waiter leaves the queue again if it asks again before it listens.
     eventually(SOON, || survey.report("a").unwrap().waiting == [&*id]);
     drop(guard);
     waiting.join().unwrap().unwrap();

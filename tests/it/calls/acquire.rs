@@ -219,7 +219,7 @@ fn a_timeout_names_the_holder(server: &Server) {
         }
         other => panic!("{other:?} names no holder"),
     }
-    // The threads behind the first one get it too.
+    // The threads behind the first one get this error too.
     let errors = thread::scope(|scope| {
         let wait = |time| scope.spawn(move || limited(time).lock().unwrap_err());
         [ms(200), ms(400), ms(600)].map(wait).map(|waits| waits.join().unwrap())
@@ -228,7 +228,7 @@ fn a_timeout_names_the_holder(server: &Server) {
         assert!(matches!(error, Error::Timeout { holder: Some(_), .. }), "{error:?}");
     }
     guard.unlock().unwrap();
-    // It does not name threads of its own client.
+    // The error names no threads of its own client.
     let guard = take(&waiter, "a");
     let error = elsewhere(|| limited(ms(200)).lock().unwrap_err());
     assert!(matches!(error, Error::Timeout { holder: None, .. }), "{error:?}");

@@ -160,9 +160,9 @@ fn a_long_wait_costs_few_scripts(server: &Server) {
             }
         });
     });
-    // The backoff soon reaches half a second. Polling every 5 ms would make 600 attempts for each.
-    // There are four waits at a time, because in one of five hundred waits the random pauses stay
-    // short for long: 250 attempts in all were seen once.
+    // The backoff soon reaches half a second. Polling every 5 ms would make 600 attempts per wait.
+    // In one of five hundred waits, the random pauses stay short for long, so the limit is for four
+    // waits together: 250 attempts in all were seen once.
     assert!((8..4 * 100).contains(&attempts), "{attempts} attempts");
 }
 

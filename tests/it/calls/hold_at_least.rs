@@ -65,8 +65,8 @@ fn assert_taken(client: &Client, name: &str) {
     assert!(holder.remaining <= KEPT, "{holder:?}");
 }
 
-/// Waits for a lock that was acquired after `begin` and stays taken. Checks that the wait ends with
-/// that time, and not with the lease.
+/// Waits for a lock that was acquired after `begin` and stays taken. Checks that the wait ends
+/// after `KEPT`, and not with the lease.
 #[track_caller]
 fn assert_waits(begin: Instant, lock: impl FnOnce()) {
     lock();
@@ -189,7 +189,8 @@ fn the_outermost_lock_decides_how_long_the_lock_stays_taken(store: &Store) {
     assert_taken(&client, "a");
 }
 
-/// Tries for a lock when a late clock ticks. Returns `true` if this machine should run the job.
+/// Tries for the lock on a machine whose clock is `late`. Returns `true` if this machine should run
+/// the job.
 fn runs_the_job(client: &Client, late: Duration) -> bool {
     thread::sleep(late);
     client.mutex("job").hold_at_least(SOON).try_with(|_| ()).unwrap().is_some()
@@ -228,7 +229,7 @@ fn a_time_that_makes_no_sense_is_refused(store: &Store) {
 }
 
 fn a_waiting_client_gets_a_kept_lock_when_its_time_ends(store: &Store) {
-    // It makes no attempt by itself.
+    // A sleepy client makes no attempt by itself.
     waits_in_another_client(sleepy(), |builder| store.open(builder));
 }
 
@@ -238,7 +239,7 @@ fn a_waiting_client_gets_a_kept_lock_of_a_quorum_when_its_time_ends() {
     waits_in_another_client(patient(), |builder| quorum.open(builder));
 }
 
-/// The waiting client learns the new end, although it has seen that of the lease.
+/// A waiting client that has seen when the lease ends learns until when the lock stays taken.
 fn waits_in_another_client(waiting: Builder, open: impl Fn(Builder) -> Client) {
     let recorder = Recorder::default();
     let (client, other) = (open(patient()), open(waiting.on_event(recorder.listener())));

@@ -220,7 +220,7 @@ fn a_kept_lock_makes_room_for_other_options(store: &Store) {
 
 fn a_kept_lock_makes_room_for_other_kinds(store: &Store) {
     let (keeper, other) = (store.open(keeping()), store.open(sleepy()));
-    // They are released by their drops.
+    // Each hold is released when it is dropped.
     let calls: [fn(&Client) -> bool; 4] = [
         |client| client.rw_lock("a").read().is_ok(),
         |client| client.rw_lock("a").try_write().is_ok_and(|side| side.is_some()),
@@ -367,7 +367,7 @@ fn a_lock_that_is_wanted_is_not_kept(server: &Server) {
     assert_eq!(keeper.stats().kept, 0);
 }
 
-/// If a third client waits, a client learns that together with the lock.
+/// Together with the lock, a client learns whether a third client waits.
 fn clients_that_take_turns_leave_none_waiting(server: &Server) {
     let clients = [(); 3].map(|()| server.open(keeping()));
     thread::scope(|scope| {

@@ -264,7 +264,7 @@ fn a_forced_end_by_the_same_client_is_reported_as_forced(store: &Store) {
     for (kind, name, hold) in one_of_each(store, &client) {
         let lost = hold.lost();
         thread::scope(|scope| {
-            // Usually its request is the first to find the hold gone.
+            // Usually the request of this thread is the first to find the hold gone.
             let other = scope.spawn(|| while hold.verify().is_ok() {});
             assert_eq!(client.survey().end_holds(name).unwrap(), 1, "{kind:?}");
             other.join().unwrap();

@@ -212,7 +212,7 @@ fn a_note_is_kept_beside_its_lock_and_ends_with_it(server: &Server) {
     assert!(note > 0 && (lock - note).abs() < 100, "{lock}, {note}: it is renewed");
     guard.unlock().unwrap();
     assert_eq!(server.keys(), ["leasehold:fence:{lock:a}"]);
-    // With the key of all permits.
+    // The notes of all permits share one key.
     let permit = client.semaphore("b", 2).acquire().unwrap();
     let longer = client.semaphore("b", 2).lease(SHORT * 20).acquire().unwrap();
     assert!(server.key_pttl(&key("b")) > 10_000);
@@ -253,7 +253,7 @@ fn a_note_that_a_crash_leaves_is_shown_for_no_other_hold(server: &Server) {
     let (client, other) = (server.open(patient()), server.open(patient().note("later")));
     let guard = client.mutex("a").note(NOTE).lock_owned().unwrap();
     assert!(server.key_pttl(&key("a")) > 0, "it expires by itself");
-    // There is no release, as if its server had forgotten the lock.
+    // The lock ends without a release, as if its server had forgotten it.
     server.command(&["DEL", "lock:a"]);
     let plain = client.mutex("a").note("").lock_owned().unwrap();
     assert_eq!(shown(&other, "a"), None);

@@ -170,12 +170,12 @@ fn redis_keeps_one_field_with_the_depth(server: &Server) {
 
 fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
     let client = server.open(patient());
-    // Except 0: a hold with that depth has ended.
+    // 0 is not among them: a hold with that depth has ended.
     for spoilt in ["abc", "", "-1", "9223372036854775807"] {
         let outer = take(&client, "a");
         let (owner, _) = server.hold("a");
         server.command(&["HSET", "lock:a", &owner, spoilt]);
-        // The depth that this process knows counts.
+        // Only the depth that this process knows matters.
         outer.verify().unwrap();
         let inner = take(&client, "a");
         assert_eq!((inner.depth(), server.hold("a").1.as_str()), (2, "2"), "{spoilt:?}");
@@ -200,8 +200,8 @@ fn nesting_refreshes_the_lease(server: &Server) {
     assert!(inner.remaining() > ms(7600), "{:?}", inner.remaining());
 }
 
-/// Locks and releases a level of a lock that its thread holds and that ends at `end`. Checks that
-/// the hold then ends at that time, both here and in the store.
+/// Adds a level to a hold that ends at `end`, and releases it. Checks that the hold still ends at
+/// that time, both here and in the store.
 fn nest_until(end: Instant, mutex: &Mutex, outer: &Guard) {
     for nest in [true, false, true] {
         let inner = mutex.lock().unwrap();

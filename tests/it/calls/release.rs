@@ -266,7 +266,7 @@ fn a_drop_after_the_scripts_were_flushed_releases(server: &Server) {
         server.command(&["SCRIPT", "FLUSH"]);
         drop((inner, guard));
         if round % 2 == 0 {
-            // The scripts may already be known again to other nodes than that of this lock.
+            // Nodes other than that of this lock may already know the scripts again.
             take(&client, "a").unlock().unwrap();
         } else {
             eventually(SOON, || !server.exists("a"));
@@ -399,7 +399,7 @@ fn connections_that_were_closed_while_idle_are_not_used_for_releases(server: &Se
 }
 
 fn guards_dropped_at_a_silent_server_wait_once(server: &Server) {
-    // So many that replies on several connections would have to be read first.
+    // With this many, the replies on several connections would have to be read first.
     const GUARDS: usize = 600;
     let io_timeout = ms(3000);
     let (proxy, client) = behind_proxy(server, hasty().io_timeout(io_timeout));
@@ -422,7 +422,7 @@ fn the_end_of_a_client_of_a_silent_server_waits_once(server: &Server) {
 }
 
 fn without_shared_writes_a_thread_gets_a_connection_in_its_turn(server: &Server) {
-    // Without shared writes, every request wants its own.
+    // Without shared writes, every request needs a connection of its own.
     let client = server.open(crowded().without(leasehold::Mechanism::SharedWrites));
     let end = AtomicBool::new(false);
     thread::scope(|scope| {

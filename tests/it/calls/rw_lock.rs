@@ -51,14 +51,14 @@ stores! {
 
 fn a_thread_that_waits_behind_another_of_its_client_needs_no_message(server: &Server) {
     let (proxy, client) = behind_proxy(server, sleepy());
-    // From then on, it makes no attempt because it may have missed something.
+    // A client that listens makes no extra attempt for messages that it may have missed.
     client.listen();
     eventually(SOON, || server.listeners(&client) == 1);
     let lock = client.rw_lock("a");
     let reader = lock.read().unwrap();
     thread::scope(|scope| {
         let writer = scope.spawn(|| lock.write().map(drop));
-        // Until its reply has come, it would ask again without a message.
+        // Until it has a reply, the writer would ask again even without a message.
         eventually(SOON, || server.queue("a").len() == 1 && client.stats().waiting == 1);
         proxy.lose_messages();
         drop(reader);
@@ -284,7 +284,8 @@ fn the_fence_of_readers_is_between_those_of_writers(store: &Store) {
     }
 }
 
-/// A resource that refuses smaller tokens would refuse the first reader, which is alive.
+/// Otherwise a later reader would get a larger token, and a resource that refuses smaller ones
+/// would refuse the first reader, which still holds the lock.
 fn readers_share_a_fence_for_longer_than_its_counter_is_kept(store: &Store) {
     // Zero counts as two leases.
     let lease = SHORT * 3 / 2;

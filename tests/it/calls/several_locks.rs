@@ -407,7 +407,7 @@ fn the_releases_of_a_set_that_is_dropped_are_sent_together(server: &Server) {
     let names: Vec<_> = (0..20).map(|n| format!("lock {n}")).collect();
     let set = client.lock_all(&names).unwrap();
     let before = server.reads();
-    // The cost of asking.
+    // The cost of asking for this number.
     let asked = server.reads() - before;
     drop(set);
     eventually(SOON, || client.stats().released == 21);

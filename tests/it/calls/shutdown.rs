@@ -39,8 +39,8 @@ stores! {
         a_drop_at_a_silent_server_is_waited_for;
 }
 
-/// Returns `true` if another client finds no such lock, because the one that had it does not ask
-/// about holds that it has ended.
+/// Returns `true` if another client finds none of these locks held. The client that held them makes
+/// no request about holds that it has ended.
 fn all_free(store: &Store, names: &[&str]) -> bool {
     let other = store.open(patient());
     names.iter().all(|name| !other.mutex(name).is_locked().unwrap())
@@ -232,8 +232,9 @@ fn many_holds_are_released_together(server: &Server) {
     let before = (server.reads(), server.evals());
     client.shutdown(SOON).unwrap();
     let (reads, scripts) = (server.reads() - before.0, server.evals() - before.1);
-    // The connection is new, the server also counts reads from replicas and sentinels, and it takes
-    // 16 KB at a time. Two of the scripts were not known before.
+    // The limits leave room for a new connection, for reads from replicas and sentinels, for
+    // requests longer than the 16 KB that the server reads at a time, and for two scripts that it
+    // did not know.
     assert!(reads < 60, "{reads}");
     assert!((104..=110).contains(&scripts), "{scripts}");
     let locks: Vec<_> = server.keys().into_iter().filter(|key| key.starts_with("lock:")).collect();

@@ -137,7 +137,7 @@ fn a_hold_that_is_adopted_twice_is_one_hold(store: &Store) {
     let (lost, end) = (same.lost(), one.lost());
     one.unlock().unwrap();
     assert_eq!(end.wait(), HoldEnd::Released);
-    // This needs no request: its own renewal shows it.
+    // No call is needed for this: the renewal of `same` finds the hold gone.
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(same.verify(), "a");
     assert_lost(same.unlock(), "a");

@@ -105,7 +105,8 @@ fn a_try_lock_does_not_make_a_lock_wanted(server: &Server) {
     assert!(other.try_lock("a").unwrap().is_none());
     assert!(!wanted.wait_timeout(ms(100)));
     drop(guard);
-    // Nor does a request for a lock that may be kept count, though it is registered for a moment.
+    // A request for a lock that may be kept does not count either, though it is registered for a
+    // moment.
     let keeper = server.open(sleepy().keep(ms(20_000)));
     drop(take(&keeper, "b"));
     eventually(SOON, || {

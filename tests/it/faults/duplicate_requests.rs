@@ -182,8 +182,8 @@ fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
     guard.unlock().unwrap();
     replay(server, &requests);
     assert!(server.pttl("a") <= lease);
-    // This is on the same thread, because the hold that it released is no longer its own, and is
-    // not renewed.
+    // The same thread has to wait, too: the hold that it released is no longer its own, and is not
+    // renewed.
     let (again, took) = timed(|| client.lock("a").unwrap());
     assert!(took < lease + SOON / 2, "{took:?}");
     assert_eq!(again.depth(), 1);
@@ -227,7 +227,7 @@ fn late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept(server: &Se
     assert_eq!(state(server), before);
     assert!(server.pttl("a") <= left && server.pttl("a") + SOON > left);
 
-    // Once the lock is free again, they do no more than repeated requests of any other hold.
+    // Once the lock is free again, these requests have no more effect than those of any other hold.
     assert!(client.mutex("a").force_unlock().unwrap());
     assert_harmless(server, &client, &requests);
 }

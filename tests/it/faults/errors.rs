@@ -149,7 +149,7 @@ fn a_server_that_has_become_a_replica_is_not_asked(server: &Server) {
     let client = server.open(hasty());
     let guard = take(&client, "a");
     make_read_only(server);
-    // A mere read does not show it.
+    // A mere read would not show that the server is a replica.
     assert_unavailable(client.try_lock("b"));
     assert_unavailable(guard.verify());
     assert_unavailable(client.mutex("a").holder());
@@ -346,7 +346,7 @@ fn a_rejected_release_is_an_error_and_is_repeated_in_the_background(server: &Ser
 /// The reply of a proxy that lost the server before or after the request was executed.
 const UPSTREAM: &[u8] = b"-upstream failure\r\n";
 
-/// The same in words that a server also uses, for requests that it does not execute.
+/// The same reply in words that a server also uses, for requests that it does not execute.
 const UPSTREAMS: [&[u8]; 3] = [
     UPSTREAM,
     b"-ERR unknown upstream error\r\n",
@@ -408,7 +408,7 @@ fn an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold(server: &Server)
         let guard = take(&client, "a");
         thread::scope(|scope| {
             let waits = scope.spawn(|| client.lock("a").map(drop));
-            // It queues behind the other thread, which takes no request.
+            // The call queues behind the other thread, which needs no request.
             thread::sleep(ms(100));
             proxy.answer_all(reply);
             drop(guard);

@@ -42,7 +42,7 @@ stores! {
         a_server_that_closes_idle_connections_is_not_noticed;
 }
 
-/// A proxy whose server is away may do so.
+/// The listener closes each connection at once, as a proxy may do while its server is away.
 #[test]
 fn threads_that_wait_for_many_names_connect_no_more_often_than_a_few() {
     const THREADS: usize = 64;
@@ -66,7 +66,7 @@ fn threads_that_wait_for_many_names_connect_no_more_often_than_a_few() {
         }
     });
     let accepted = accepted.load(Ordering::SeqCst);
-    // It was a thousand when each thread paused for itself.
+    // If each thread paused for itself, it would be a thousand.
     assert!(accepted <= 200, "{accepted} connects in two seconds");
 }
 

@@ -180,7 +180,7 @@ fn no_waiter_takes_a_release_at_a_silent_server_for_a_holder(server: &Server) {
     }
 }
 
-/// The first thread was told that the lock is held, and will not ask again for a long time.
+/// The first thread has learned that the lock is held, and will not ask again for a long time.
 fn no_waiter_relies_on_an_old_reply(server: &Server) {
     let (holder, client) =
         (server.open(patient()), server.open(hasty().backoff(3 * SOON, 3 * SOON)));
@@ -230,7 +230,7 @@ fn close_reaches_a_thread_that_a_lock_is_handed_off_to(server: &Server) {
     }
 }
 
-/// The threads behind the first one may have the lock as well.
+/// The first reader may share the lock with the threads behind it.
 fn readers_without_time_to_wait_get_the_lock_or_an_outage(server: &Server) {
     let read_all = |client: &Client| {
         let lock = client.rw_lock("a");

@@ -205,7 +205,7 @@ fn an_old_connection_is_closed(server: &Server) {
     assert!(client.mutex("a").holder().unwrap().is_none());
 }
 
-/// Even if it is always in use when r2d2 looks for old ones, which happens too rarely for this.
+/// r2d2 looks for old connections too rarely for this, and may find this one in use each time.
 fn an_old_connection_is_replaced_while_it_is_used(server: &Server) {
     let client = server.open(patient().idle_timeout(None).max_lifetime(Some(ms(300))));
     let mut ids = HashSet::new();
@@ -292,7 +292,7 @@ impl InUse {
     }
 }
 
-/// The client is the same for all servers.
+/// One server is enough, because the client is the same for all.
 #[test]
 fn memory_follows_what_is_held_now() {
     if cfg!(target_os = "linux") {

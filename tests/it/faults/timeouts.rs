@@ -205,11 +205,11 @@ fn a_nested_lock_without_a_reply_leaves_the_outer_one(server: &Server) {
     proxy.lose_replies();
     assert_unavailable(client.try_lock("a"));
     proxy.heal();
-    // Whatever the server has executed, the guards in this process count.
+    // The guards in this process count, whatever the server has executed.
     assert!(outer.is_held());
     outer.verify().unwrap();
     assert_eq!(take(&client, "a").depth(), 2);
-    // Its drop did not wait for a reply.
+    // The drop of the inner guard did not wait for a reply.
     eventually(SOON, || server.hold("a").1 == "1");
     outer.unlock().unwrap();
     assert!(!server.exists("a"));

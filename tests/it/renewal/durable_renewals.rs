@@ -62,7 +62,7 @@ fn replicas_that_come_back_in_time_keep_the_hold(servers: &[Server]) {
     recorder.wait_for("renewal failing a");
     assert!(guard.is_held());
     servers[1].cont();
-    // More than is left to a hold that was not renewed since.
+    // A hold that was not renewed since would have less left.
     eventually(SOON, || guard.remaining() > lease * 3 / 4);
     assert_eq!(recorder.count("lost a"), 0);
     guard.unlock().unwrap();
@@ -76,7 +76,8 @@ fn renewals_of_many_leases_are_confirmed_together(servers: &[Server]) {
     let guards: Vec<_> = (0..LEASES).map(|n| take(&client, &format!("lock {n}"))).collect();
     let (waits, renewals) = (master.calls("wait"), master.calls("pexpire"));
     eventually(SOON, || master.calls("pexpire") >= renewals + 4 * LEASES);
-    // Leases are due at as many times as they were acquired, but not far apart.
+    // Leases are due at different times, because they were acquired one after another, but not far
+    // apart.
     let waits = master.calls("wait") - waits;
     assert!((4..=LEASES).contains(&waits), "{waits} waits");
     assert!(guards.iter().all(Guard::is_held));
@@ -90,7 +91,7 @@ fn renewals_are_confirmed_when_the_server_forgets_its_scripts(servers: &[Server]
         guard.is_held()
     });
     servers[0].command(&["SCRIPT", "FLUSH"]);
-    // A resent request counts no sooner than the replicas have executed it.
+    // A resent request counts only once the replicas have executed it.
     servers[1].stop();
     assert_lost_within(LEASE, &guard, Instant::now());
 }

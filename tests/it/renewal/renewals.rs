@@ -152,7 +152,8 @@ fn the_connection_for_renewals_is_opened_long_before_the_first() {
     eventually(SOON, || quorum.servers.iter().all(|server| clients(server) == 2));
 }
 
-/// For example because others use all connections, a password has changed or a firewall has closed.
+/// The reason may be that others use all connections, that a password has changed or that a
+/// firewall has closed.
 #[test]
 fn leases_are_renewed_though_no_further_connection_can_be_opened() {
     let quorum = Quorum::of(3);

@@ -94,9 +94,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Returns a path for a server, which may run on another system: to one beside wine, `Z:` is the
-/// root. In the Windows Subsystem for Linux, other drives are below `/mnt`. Any other text stays as
-/// it is.
+/// Returns a path as the server's system names it: outside wine, `Z:` is the root. In the Windows
+/// Subsystem for Linux, other drives are below `/mnt`. Any other text stays as it is.
 pub(super) fn path_there(text: &str) -> String {
     if cfg!(unix) {
         return text.into();

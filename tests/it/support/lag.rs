@@ -1,4 +1,4 @@
-//! Networks between a server and its replica or client with high latency or low bandwidth.
+//! Networks with high latency or low bandwidth, between a server and its replica or client.
 
 use std::io::{Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -68,8 +68,8 @@ pub(crate) fn take_everywhere(quorum: &Quorum, client: &Client) -> Guard {
     on_all_servers(quorum, client, &["a"], || take(client, "a"))
 }
 
-/// Takes locks of these names, which are free, on all servers. One that is slow for a moment does
-/// not get them then, so this may take several attempts.
+/// Takes locks of these names, which are free, on all servers. A server that is slow for a moment
+/// may not have granted them in time, so this may take several attempts.
 pub(crate) fn on_all_servers<T>(
     quorum: &Quorum,
     client: &Client,

@@ -275,7 +275,7 @@ fn connect(url: &str) -> RedisResult<Connection> {
     redis::Client::open(info)?.get_connection()
 }
 
-/// Where another process starts the servers, it finds them, too.
+/// If another process starts the servers, it finds the binary, too.
 fn on_path(name: &str) -> Option<PathBuf> {
     if cfg!(windows) {
         return std::env::var_os(keeper::SERVERS).map(|_| name.into());

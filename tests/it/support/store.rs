@@ -190,8 +190,7 @@ impl Store {
         self.open_for(Duration::MAX, builder)
     }
 
-    /// Like `open`, for a behaviour with a lock whose lease is as short as that, and not the
-    /// builder's.
+    /// Like `open`, for a behaviour with a lock whose own lease is as short as that.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         match self {
             Store::Cluster(cluster, prefix) => cluster.open(builder.prefix(prefix)),
@@ -360,8 +359,7 @@ impl Server {
         self.address.open(builder)
     }
 
-    /// Like `open`, for a behaviour with a lock whose lease is as short as that, and not the
-    /// builder's.
+    /// Like `open`, for a behaviour with a lock whose own lease is as short as that.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         self.address.open_for(lease, builder)
     }

@@ -52,7 +52,7 @@ fn one_seed_that_answers_is_enough() {
     }
 }
 
-/// Every host may have the same list.
+/// All programs may have the same list of seeds, with the one that hangs in front.
 #[test]
 fn a_first_attempt_does_not_wait_for_a_seed_that_hangs() {
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();

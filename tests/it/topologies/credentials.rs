@@ -175,7 +175,7 @@ fn a_hold_outlives_its_credentials(store: &Store) {
         return;
     }
     for (server, before) in servers.iter().zip(before) {
-        // Those of an unused pool stay until then.
+        // Old connections of an unused pool stay until the pool is used again.
         let is_used = |(id, idle): (u64, u64)| before.contains_key(&id) && idle < 2;
         assert!(!issuer.connections(server, "normal").into_iter().any(is_used));
     }

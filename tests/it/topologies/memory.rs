@@ -130,7 +130,7 @@ fn cancelling_ends_waits_in_an_outage() {
     });
 }
 
-/// Leftovers of a client that could not release them, or could not take its place back.
+/// The drop cannot release the lock, because the server is away.
 #[test]
 fn a_release_that_has_failed_is_repeated() {
     let server = MemoryServer::new();

@@ -172,7 +172,7 @@ fn outlive_the_client_in_a_child() {
 
 #[cfg(target_os = "linux")]
 fn without_threads_no_client_is_opened(server: &Server) {
-    // More than there are addresses, so the system refuses to start a thread with such a stack.
+    // The stack needs more addresses than there are, so the system refuses to start a thread.
     let stack = [("RUST_MIN_STACK", "400000000000000".into())];
     Child::start_with(open_in_a_child_without_threads, &server.url(), &stack).finish();
 }
@@ -286,8 +286,7 @@ fn say_to_all(listener: TcpListener, what: &'static [u8]) {
     });
 }
 
-/// Greetings or replies of services that are not Redis: to a request, as a welcome, or to nonsense
-/// in TLS.
+/// What services send that are not Redis: replies to a request, greetings, and an alert of TLS.
 const OTHERS: [&[u8]; 4] = [
     b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
     b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -323,7 +322,7 @@ fn a_port_that_does_not_speak_redis_is_reported_at_once() {
     }
 }
 
-/// A server with TLS is a server only to a client that uses TLS.
+/// To a client with TLS, a service that answers in TLS is not foreign.
 #[cfg(feature = "tls")]
 fn assert_foreign_in_tls(address: SocketAddr, other: &[u8]) {
     if !other.starts_with(b"\x15") {

@@ -298,7 +298,7 @@ fn a_sentinel_that_names_a_dead_master_is_not_believed(watched: &Watched) {
     }
 }
 
-/// Every host may have the same list.
+/// All programs may have the same list of sentinels, with such a one in front.
 fn the_first_attempt_skips_a_sentinel_that_is_wrong_or_down(watched: &Watched) {
     let [dead, hung] = [Server::start(watched.binary(), &[]), Server::start(watched.binary(), &[])];
     dead.kill();

@@ -199,7 +199,7 @@ fn a_refused_certificate_is_explained() {
 }
 
 #[test]
-fn a_certificate_that_is_named_itself_is_accepted() {
+fn a_self_signed_certificate_in_the_settings_is_accepted() {
     let authority = Authority::new("good");
     for version in VERSIONS {
         let own = authority.self_signed("localhost");
@@ -385,7 +385,7 @@ fn a_node_that_does_not_fit_the_settings_of_its_cluster_ends_a_wait() {
         add_slots(&node, 0..16384);
         node
     };
-    // It is found under its name, and names itself by its address.
+    // The node is found under its name, but announces itself by its address.
     let misnamed = node(&good.certify("localhost"));
     let untrusted = node(&bad.certify("localhost"));
     for (node, reason) in [(misnamed, "not valid for name"), (untrusted, "UnknownIssuer")] {
@@ -396,7 +396,7 @@ fn a_node_that_does_not_fit_the_settings_of_its_cluster_ends_a_wait() {
 }
 
 #[test]
-fn most_servers_that_do_not_fit_the_settings_of_their_quorum_end_a_wait() {
+fn a_majority_that_does_not_fit_the_settings_of_its_quorum_ends_a_wait() {
     let (good, bad) = (Authority::new("good"), Authority::new("bad"));
     let servers = [&good, &bad, &bad].map(|by| good.start(&by.certify("localhost"), &OPEN));
     let urls = servers.each_ref().map(Server::tls_url);

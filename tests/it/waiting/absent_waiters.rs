@@ -204,7 +204,7 @@ fn a_waiter_that_was_killed_is_skipped(server: &Server) {
 /// The killed client is found dead before the other begins to wait.
 fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server) {
     let (busy, waiter) = (server.open(patient()), server.open(sleepy()));
-    // It listens from the beginning.
+    // The waiter listens from the beginning.
     let held = take(&busy, "b");
     assert!(waiter.try_lock_for("b", ms(50)).unwrap().is_none());
     eventually(SOON, || server.listeners(&waiter) == 1);
@@ -218,7 +218,7 @@ fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server
     let held = busy.lock("a").unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(drop));
-        // On a slow machine the other one has lost its place by now.
+        // On a slow machine, the killed client has lost its place by now.
         eventually(SOON, || server.queue("a").iter().any(|client| client == waiter.id()));
         held.unlock().unwrap();
         let mut rounds = 0;
@@ -231,7 +231,7 @@ fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server
     });
 }
 
-/// This includes a waiter that sleeps when the place is offered to the stopped one, and for longer.
+/// This holds even for a waiter whose next attempt comes long after the offer to the stopped one.
 #[cfg(unix)]
 fn a_waiter_that_has_stopped_costs_one_offer(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));

@@ -285,7 +285,7 @@ fn holds_that_any_thread_can_release_make_no_deadlock(store: &Store) {
         });
         scope.spawn(move || {
             guards.send(second.lock_owned("b").unwrap()).unwrap();
-            // With this setting it looks.
+            // A thread looks only while it holds a lock of its own.
             let _own = take(second, "c");
             all_hold.wait();
             drop(soon(|| second.lock("a")).unwrap());

@@ -81,8 +81,8 @@ fn inner_levels_and_handoffs_do_not_notify_redisson(server: &Server) {
     });
     eventually(SOON, || client.stats().released == 4);
     publish_end(server, &redisson);
-    // The message that means the same to Redisson: when the first holder releases the lock, and the
-    // last of the others.
+    // Redisson gets its unlock message twice: when the first holder releases the lock, and when the
+    // last of the others does.
     assert_eq!([(); 3].map(|()| subscription.message()), ["00", "00", "end"]);
 }
 

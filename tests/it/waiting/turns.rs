@@ -73,7 +73,7 @@ fn a_client_with_many_threads_does_not_starve_the_others(store: &Store) {
     assert!(crowd.stats().handoffs > 10, "{:?}", crowd.stats());
     assert!(mine.len() >= 10, "{} turns of {TURNS}", mine.len());
     // No more than three of these holds begin in 10 ms, and a wait begins within such a tenure. The
-    // machine may pause between its beginning and the request.
+    // machine may pause between the start of the wait and the request.
     let theirs = [theirs];
     let long = |wait: &&Turn| turns_of_another(wait, &theirs) > 6;
     let long = mine.iter().filter(long).count();
@@ -107,7 +107,7 @@ fn a_client_that_is_farther_away_gets_its_turns(server: &Server) {
     }
 }
 
-/// Every offer to one of them is over when its request arrives.
+/// Every offer to one of these clients has ended by the time its request arrives.
 fn clients_farther_away_than_an_offer_lasts_get_their_turns(server: &Server) {
     let lag = Lag::before(server, ms(250));
     let builder = || patient().backoff(ms(500), ms(1000)).io_timeout(Duration::from_secs(3));
@@ -141,7 +141,7 @@ fn a_waiting_client_goes_before_one_that_only_tries(store: &Store) {
         }
         [waited.join().unwrap(), tried]
     });
-    // The other gets it only between a turn and the next request.
+    // The other client gets the lock only between a turn and the next request.
     assert!(turns[1] <= turns[0] + turns[0] / 2, "{turns:?}");
 }
 

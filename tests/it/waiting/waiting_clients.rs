@@ -154,8 +154,8 @@ fn lost_wake_up_connections_to_a_quorum_are_reopened() {
     reopen_after_kills(&servers, clients, "a");
 }
 
-/// The thread for the wake-ups cannot be started at the first wait, but at a later one. The limit
-/// counts only on Linux.
+/// The thread for the wake-ups cannot be started at the first wait, but at a later one it can. The
+/// limit has an effect only on Linux.
 #[cfg(target_os = "linux")]
 fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
     let holder = server.open(patient());

@@ -1,9 +1,9 @@
 //! The promises of a store to its callers, whatever the network does.
 //!
 //! - A reply is the one that the server gave to this request. No request is executed twice, and
-//!   none is ever executed that its caller was told was not sent.
+//!   none is ever executed once its caller has learned that it was not sent.
 //! - No call takes longer than its deadline, and each request has one outcome.
-//! - No call fails while there is no fault, nor once the last fault is some time past.
+//! - No call fails while there is no fault, nor some time after the last fault.
 //! - A client never has too many connections, and loses none.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -35,7 +35,7 @@ pub(super) struct Weather {
     pub(super) split: u64,
     pub(super) slow: u64,
     /// How many writes per thousand are the last of their connection, which is closed in the middle
-    /// of them, or falls silent without either side being told.
+    /// of them, or falls silent without either side noticing.
     pub(super) broken: u64,
     pub(super) silent: u64,
 }

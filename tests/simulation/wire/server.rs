@@ -60,7 +60,7 @@ pub(super) struct Lock {
     queue: Vec<String>,
 }
 
-/// A server's state of a connection.
+/// The state that a server keeps about a connection.
 #[derive(Default)]
 pub(super) struct Session {
     /// Bytes that have arrived but were not executed.
@@ -378,7 +378,7 @@ impl World {
                     // It is still here.
                     return None;
                 }
-                // The key moves now at the latest.
+                // The key moves now, if it has not moved before.
                 let lock = self.servers[server].locks.remove(key);
                 self.servers[to].locks.extend(lock.map(|lock| (key.to_owned(), lock)));
                 self.servers[to].last_fence =

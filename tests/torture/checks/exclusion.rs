@@ -193,7 +193,7 @@ const PERMITTED: &str = "\
     1050 3 < granted 0 1 1900";
 
 #[test]
-fn more_permits_than_there_are_are_found() {
+fn more_holds_than_permits_are_found() {
     let found = violations(PERMITTED, &[]);
     assert_eq!(found, ["3 permits held at 1050 instead of 2"]);
     let fourth = PERMITTED.to_owned() + "\n1060 4 > permit 0\n1070 4 < granted 0 1 1900";
@@ -201,7 +201,7 @@ fn more_permits_than_there_are_are_found() {
 }
 
 #[test]
-fn as_many_permits_as_there_are_may_be_held() {
+fn all_permits_may_be_held_at_once() {
     assert!(violations(&PERMITTED.replace("3 > permit 0", "3 > permit 1"), &[]).is_empty());
     assert!(violations(&PERMITTED.replacen("1900", "1050", 1), &[]).is_empty());
     let released = PERMITTED.replace("1040 3", "1035 2 > unlock 0 1\n1036 2 < unknown\n1040 3");
@@ -214,9 +214,9 @@ fn as_many_permits_as_there_are_may_be_held() {
 fn lost_data_excuses_permits_from_before_only() {
     assert!(violations(PERMITTED, &[wipe(1032, 1035)]).is_empty());
     assert!(violations(PERMITTED, &[failover(1005, 1060)]).is_empty());
-    // All three came after it.
+    // All three came after the loss.
     assert_eq!(violations(PERMITTED, &[wipe(900, 999)]).len(), 1);
-    // Two may come after it, but a third may not.
+    // Two may come after the loss, but a third may not.
     let fourth = PERMITTED.to_owned() + "\n1060 4 > permit 0\n1070 4 < granted 0 1 1900";
     assert!(violations(&fourth, &[wipe(1032, 1035)]).is_empty());
     let fifth = fourth + "\n1080 5 > permit 0\n1090 5 < granted 0 1 1900";

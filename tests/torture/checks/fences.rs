@@ -26,7 +26,7 @@ const GROWING: &str = "\
     50 2 < granted 6 1 99";
 
 #[test]
-fn growing_fences_are_good_in_each_name() {
+fn fences_that_grow_within_each_name_are_accepted() {
     assert!(violations(GROWING).is_empty());
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Creates a generator that makes other choices for each `stream` of one seed.
+    /// Creates a generator that makes different choices for each `stream` of one seed.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut mixed = Self(stream);
         Self(seed ^ mixed.number())

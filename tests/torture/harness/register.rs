@@ -43,8 +43,9 @@ impl Register {
         self.redis.hincr(key(name), "uses", 1)
     }
 
-    /// Waits until a thread that did not have the lock before has written or was counted. One more
-    /// than the possible holders show that: a thread that already had it does so once.
+    /// Waits until a thread that did not have the lock before has written or was counted. Each
+    /// thread that already had it does so once, so this takes one more use than there are
+    /// `holders`.
     pub(crate) fn wait_for_use(&mut self, name: u32, holders: u32) -> Result<()> {
         let deadline = Instant::now() + REUSE_TIMEOUT;
         let (mut last, mut uses) = (self.uses(name)?, 0);

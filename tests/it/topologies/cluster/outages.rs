@@ -222,7 +222,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     let (master, replica) = (&cluster.nodes()[0], &cluster.nodes()[3]);
     let name = cluster.name_at(0);
     replica.stop();
-    // Otherwise it would find the lock in data that it has yet to read.
+    // Otherwise the replica would find the lock in data that it has yet to read.
     master.command(&["CLIENT", "KILL", "TYPE", "replica"]);
     let guard = take(&client, &name);
     master.kill();

@@ -38,8 +38,8 @@ impl<'cluster> Pair<'cluster> {
         Self { cluster, holder: cluster.open(sleepy()), waiter: cluster.open(sleepy()) }
     }
 
-    /// Passes the lock from the holder to the waiter. `Builder::wait` makes it fail if it is not
-    /// woken.
+    /// Passes the lock from the holder to the waiter. If the waiter is not woken, its call fails
+    /// after `Builder::wait`.
     fn wake<H>(&self, home: &Server, name: &str, lock: impl Fn(&Client) -> H + Sync) {
         let held = lock(&self.holder);
         thread::scope(|scope| {
@@ -153,7 +153,7 @@ fn wake_ups_follow_slots_that_move(cluster: &Cluster) {
         pair.wake_by_lock(&there);
         published(cluster) == before
     });
-    // The first channel of the new master has stayed, beside that of its new lowest slot.
+    // The new master still has its first channel, besides that of its new lowest slot.
     assert_eq!(shards(away.to, &pair.waiter).len(), 2);
     assert_eq!(shards(away.from, &pair.waiter).len(), 1);
 }

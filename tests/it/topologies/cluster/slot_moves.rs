@@ -143,7 +143,7 @@ fn a_slot_without_a_node_is_waited_for() {
     });
 }
 
-/// The keys beside that of the lock may not exist, or may have moved sooner or later.
+/// The other keys of a lock may not exist, or may have moved before or after it.
 #[test]
 fn every_kind_of_hold_lasts_while_its_slot_moves_and_ends_there() {
     let cluster = Cluster::of_three();

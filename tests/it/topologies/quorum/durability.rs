@@ -18,8 +18,8 @@ use crate::support::{
 /// Short, for a test that waits for missing replicas.
 const TIMEOUT: Duration = ms(500);
 
-/// Long, for replicas that are present, even if the machine pauses; and longer than calls may take
-/// that must not wait for missing ones.
+/// Long, for replicas that are present, even if the machine pauses. Calls that must not wait for
+/// missing replicas have to be faster.
 const AMPLE: Duration = ms(30_000);
 
 /// How long many such calls may take on a busy machine.

@@ -121,7 +121,7 @@ fn a_shutdown_without_a_majority_ends_in_time() {
     eventually(SOON, || quorum.count("a") == 0);
 }
 
-/// One that is a replica, and one whose master is gone as well.
+/// Both are replicas without a master, and one of them serves no stale data.
 #[test]
 fn servers_that_refuse_to_write_are_left_alone() {
     let quorum = Quorum::of(5);

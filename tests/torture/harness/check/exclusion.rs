@@ -5,9 +5,9 @@
 //! holds of one name never overlap, except for readers among themselves, and permits up to their
 //! number. None is found lost before its promise is over.
 //!
-//! Only servers that lose data void this, and only for two holds of which one relies on a request
-//! from before the end of the loss and the other on one after its start. They do so until a lease
-//! after the end of the loss: by then the renewal of one of them has failed. A failover loses only
+//! Only servers that lose data void this, and only for two holds if one relies on a request from
+//! before the end of the loss, and the other on a request after its start. They do so until a lease
+//! after the end of the loss: by then the renewal of one hold has failed. A failover loses only
 //! what was acknowledged after its start: an earlier promise still counts. A killed or paused
 //! worker, a server that hangs or is restarted with its data, lost replies and closed connections
 //! void nothing.
