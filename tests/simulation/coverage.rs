@@ -83,7 +83,7 @@ fn worlds_use_each_method() {
             worlds.push_str(&read(&path));
         }
     }
-    // As calls, arguments of a macro, and fields of the settings.
+    // A call, an argument of a macro or a field of the settings counts as a use.
     let is_used = |name: &str| {
         worlds.match_indices(name).any(|(at, _)| {
             let before = worlds[..at].chars().next_back();

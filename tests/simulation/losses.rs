@@ -1,5 +1,5 @@
-//! Checks that a hold that its client takes for lost is lost, for the reported cause, and that
-//! watches learn of the end of their hold.
+//! Checks that every hold reported as lost is lost for the reported cause, and that watches are
+//! notified of the end of their hold.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::store::hold_id::HoldId;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 
 impl World {
-    /// Checks that what is reported as lost is lost, and for that cause.
+    /// Checks that a hold reported as lost is lost, for the reported cause.
     pub(super) fn check_loss(&self, client: Process, event: &Event) -> Result<(), String> {
         let Event::Lost { name: text, fence, cause, .. } = event else { return Ok(()) };
         let name = self.names.iter().position(|name| name.name == *text);

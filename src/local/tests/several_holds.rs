@@ -133,7 +133,8 @@ fn a_hold_in_doubt_of_a_thread_that_leaves_is_cleaned_up() {
     });
 }
 
-/// The second request finds the hold of the first one, which may come again: none shares that.
+/// The second request finds the hold of the first one. That hold may begin again, so no other call
+/// shares it.
 #[test]
 fn a_reader_gets_the_hold_that_a_request_without_a_reply_has_brought() {
     in_virtual_time(|| {
