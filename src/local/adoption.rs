@@ -22,8 +22,7 @@ use crate::local::hold_requests::verify;
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
-use crate::protocol::steps::HoldInput;
-use crate::protocol::tenure::Tenure;
+use crate::protocol::tenure::{HoldInput, Tenure};
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{

@@ -20,8 +20,7 @@ use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::Wait;
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::signals::WantedSignal;
-use crate::protocol::steps::HoldInput;
-use crate::protocol::tenure::Tenure;
+use crate::protocol::tenure::{HoldInput, Tenure};
 use crate::store::ask_one;
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
 

@@ -15,7 +15,8 @@ use crate::local::parker::perform_each;
 use crate::local::shared::{Releases, Shared};
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::steps::{Action, HoldInput};
+use crate::protocol::steps::Action;
+use crate::protocol::tenure::HoldInput;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
 /// Releases a level of a hold, or the holds of a set, which have one level each, and waits for the

@@ -29,8 +29,8 @@ use crate::local::renewer::{
 };
 use crate::local::reporter::Reporter;
 use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
-use crate::protocol::steps::{Action, HoldInput, ReleasedBy};
-use crate::protocol::tenure::Tenure;
+use crate::protocol::steps::Action;
+use crate::protocol::tenure::{HoldInput, ReleasedBy, Tenure};
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::request::{Change, HoldReply};
 

@@ -23,10 +23,8 @@ use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::steps::{
-    Action, Actions, HoldEvent, HoldInput, HoldReport, NameInput, Policy, ReleasedBy,
-};
-use crate::protocol::tenure::Tenure;
+use crate::protocol::steps::{Action, Actions, HoldEvent, HoldReport, NameInput, Policy};
+use crate::protocol::tenure::{HoldInput, ReleasedBy, Tenure};
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};

@@ -60,10 +60,8 @@ use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
-use crate::protocol::steps::{
-    Action, Ask, Call, HoldInput, Input, NameInput, Next, Outcome, ReleasedBy, Turn,
-};
-use crate::protocol::tenure::Tenure;
+use crate::protocol::steps::{Action, Ask, Call, Input, NameInput, Next, Outcome, Turn};
+use crate::protocol::tenure::{HoldInput, ReleasedBy, Tenure};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
 
@@ -1567,7 +1565,10 @@ impl<P: Clone> Name<P> {
     fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, turn: &mut Turn<P>) {
         let Some(next) = next else { return };
         match self.tenure_mut(hold) {
-            Some(tenure) => turn.actions.push(next.end_with_next(tenure, turn.now)),
+            Some(tenure) => {
+                tenure.begin_next(&next.caller, turn.now);
+                turn.actions.push(next.end(Outcome::HandedOff(tenure.hold.clone())));
+            }
             // The call must not be forgotten: its thread sleeps until it is told what to do.
             None => self.push(next, true),
         }

@@ -1,6 +1,6 @@
-//! The language of the machine of a name (`name.rs`): the inputs about its calls, the name and its
-//! holds ([`Input`], [`NameInput`], [`HoldInput`]), and the results: the next step of a call's
-//! thread ([`Next`]), and the actions of the runtime ([`Action`]).
+//! The language of the machine of a name (`name.rs`): the inputs about its calls and the name
+//! ([`Input`], [`NameInput`]), and the results: the next step of a call's thread ([`Next`]), and the
+//! actions of the runtime ([`Action`]). The inputs about its holds are in `tenure.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +12,7 @@ use crate::base::failure::Failure;
 use crate::base::spans::OpenSpan;
 use crate::error::Loss;
 use crate::protocol::call::{CallSite, Caller, Wait};
-use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::tenure::Tenure;
+use crate::protocol::hold::Hold;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Acquire, AcquireReply, Change, Registration};
 
@@ -47,12 +46,6 @@ impl<P> Call<P> {
     /// Returns the action that tells the call how it ends.
     pub(super) fn end(self, outcome: Outcome) -> Action<P> {
         Action::Tell(self.port, Next::Done(outcome))
-    }
-
-    /// Like `end`, with the next hold of a tenure, which begins.
-    pub(super) fn end_with_next(self, tenure: &mut Tenure, now: Moment) -> Action<P> {
-        tenure.begin_next(&self.caller, now);
-        self.end(Outcome::HandedOff(tenure.hold.clone()))
     }
 
     /// Returns `true` if the call has timed out, and may end with what was learned at this time. A
@@ -102,70 +95,6 @@ pub(crate) enum NameInput {
     Wanted(u64),
     /// Another client has the name, or this client has it as another kind, so no debt is left.
     IsOthers,
-}
-
-/// An input about a hold.
-pub(crate) enum HoldInput<'a> {
-    /// Its tenure begins outside the conversation, with a request sent at that time.
-    Begin { tenure: Tenure, sent: Moment },
-    /// A call that was given the next hold of a tenure goes on with it. It began at that time, if
-    /// its hold is reported now.
-    Accept { begin: Option<Instant> },
-    /// A call that began at that time has it, and every other hold that it wanted.
-    Acquired { begin: Instant },
-    /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if its
-    /// terms allow it, or the lock is kept.
-    End { hands_off: bool },
-    /// Its call ends without it.
-    GiveBack,
-    /// It goes on without its guard.
-    Leave,
-    /// The client is shut down.
-    ShutDown,
-    /// The lock, if it is kept, is not kept any longer.
-    EndKept,
-    /// Its release was sent.
-    ReleaseSent,
-    /// Its release has this outcome.
-    Released { outcome: &'a Result<(), HoldFailure>, by: ReleasedBy },
-    /// The renewer stops trying to release it, because its lease is over. The last attempt has
-    /// failed like this.
-    ReleaseGivenUp(&'a Failure),
-    /// It is a debt: no call has it, and it may exist in the store until it is released.
-    Owed,
-    /// No thread waits any longer for its release, whose outcome is unknown.
-    Abandoned,
-    /// Its deadline may have passed.
-    Deadline,
-    /// The store does not have it any more.
-    Gone,
-    /// The same, but for now only its guards learn of it. `LookedUp` follows once the cause is
-    /// known.
-    FoundGone,
-    /// This other client has its lock now.
-    TakenBy(String),
-    /// The look-up of its loss is complete.
-    LookedUp,
-    /// A message says that it was ended by force.
-    Forced,
-    /// Another client waits for the lock.
-    Wanted,
-    /// The store will notify this client when another one waits.
-    WillBeTold,
-    /// It is the time for which the renewer has scheduled it.
-    Due { at: Moment },
-    /// A request sent at that time has renewed it.
-    Renewed { sent: Moment, lease: Duration },
-    /// A renewal has failed.
-    RenewalFailed(&'a Failure),
-}
-
-/// Who has sent a release, and goes on with one that has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReleasedBy {
-    /// A call, which leaves a failed one to the renewer.
-    Call,
-    Renewer,
 }
 
 /// The state of the world for one input, and what follows from that.
@@ -300,7 +229,7 @@ pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
 /// of the call's thread comes after that.
 #[derive(Debug)]
 pub(crate) enum Action<P> {
-    /// Counts a new tenure, and goes on with [`HoldInput::Due`] at this time.
+    /// Counts a new tenure, and goes on with `HoldInput::Due` at this time.
     Begin { hold: Arc<Hold>, due: Moment },
     /// Closes the span of a hold whose tenure goes on.
     CloseSpan(OpenSpan),
@@ -310,7 +239,7 @@ pub(crate) enum Action<P> {
     CountEnd,
     /// Counts a hold on a kept lock.
     CountHold,
-    /// Goes on with [`HoldInput::Due`] at this time.
+    /// Goes on with `HoldInput::Due` at this time.
     Due { hold: Arc<Hold>, at: Moment },
     /// Counts the end of a tenure, for which a shutdown waits.
     Finish,
@@ -324,7 +253,7 @@ pub(crate) enum Action<P> {
     /// does.
     RecordFailure(Failure, Option<Duration>),
     /// Sends the release of a hold that has ended here. If calls wait until it is sent, goes on
-    /// with [`HoldInput::ReleaseSent`].
+    /// with `HoldInput::ReleaseSent`.
     Release { hold: Arc<Hold>, calls_wait: bool },
     /// Asks for this change of a hold, which renews it.
     Renew(Change),

@@ -35,8 +35,75 @@ const LONG_LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// A lock released within this fraction of its lease costs no connection for renewals.
 const BRIEF: u32 = 30;
 
+/// Or within this time, if that is less.
+const BRIEF_MAX: Duration = Duration::from_secs(1);
+
 /// A failed renewal is repeated after this fraction of the lease.
 const RETRIES: u32 = 20;
+
+/// An input about a hold.
+pub(crate) enum HoldInput<'a> {
+    /// Its tenure begins outside the conversation, with a request sent at that time.
+    Begin { tenure: Tenure, sent: Moment },
+    /// A call that was given the next hold of a tenure goes on with it. It began at that time, if
+    /// its hold is reported now.
+    Accept { begin: Option<Instant> },
+    /// A call that began at that time has it, and every other hold that it wanted.
+    Acquired { begin: Instant },
+    /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if its
+    /// terms allow it, or the lock is kept.
+    End { hands_off: bool },
+    /// Its call ends without it.
+    GiveBack,
+    /// It goes on without its guard.
+    Leave,
+    /// The client is shut down.
+    ShutDown,
+    /// The lock, if it is kept, is not kept any longer.
+    EndKept,
+    /// Its release was sent.
+    ReleaseSent,
+    /// Its release has this outcome.
+    Released { outcome: &'a Result<(), HoldFailure>, by: ReleasedBy },
+    /// The renewer stops trying to release it, because its lease is over. The last attempt has
+    /// failed like this.
+    ReleaseGivenUp(&'a Failure),
+    /// It is a debt: no call has it, and it may exist in the store until it is released.
+    Owed,
+    /// No thread waits any longer for its release, whose outcome is unknown.
+    Abandoned,
+    /// Its deadline may have passed.
+    Deadline,
+    /// The store does not have it any more.
+    Gone,
+    /// The same, but for now only its guards learn of it. `LookedUp` follows once the cause is
+    /// known.
+    FoundGone,
+    /// This other client has its lock now.
+    TakenBy(String),
+    /// The look-up of its loss is complete.
+    LookedUp,
+    /// A message says that it was ended by force.
+    Forced,
+    /// Another client waits for the lock.
+    Wanted,
+    /// The store will notify this client when another one waits.
+    WillBeTold,
+    /// It is the time for which the renewer has scheduled it.
+    Due { at: Moment },
+    /// A request sent at that time has renewed it.
+    Renewed { sent: Moment, lease: Duration },
+    /// A renewal has failed.
+    RenewalFailed(&'a Failure),
+}
+
+/// Who has sent a release, and goes on with one that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReleasedBy {
+    /// A call, which leaves a failed one to the renewer.
+    Call,
+    Renewer,
+}
 
 /// A client may have a million of these, so it is small.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
@@ -341,7 +408,7 @@ impl Tenure {
         if self.is_prepared || !self.hold.renewed {
             return None;
         }
-        let brief = nanos(self.hold.lease() / BRIEF).max(1);
+        let brief = nanos((self.hold.lease() / BRIEF).min(BRIEF_MAX)).max(1);
         Some(Moment((self.begun.0 / brief + 2) * brief))
     }
 
