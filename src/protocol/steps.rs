@@ -1,6 +1,6 @@
 //! The language of the machine of a name (`name.rs`): the inputs about its calls and the name
-//! ([`Input`], [`NameInput`]), and the results: the next step of a call's thread ([`Next`]), and the
-//! actions of the runtime ([`Action`]). The inputs about its holds are in `tenure.rs`.
+//! ([`Input`], [`NameInput`]), and the results: the next step of a call's thread ([`Next`]), and
+//! the actions of the runtime ([`Action`]). The inputs about its holds are in `tenure.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
