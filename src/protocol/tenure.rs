@@ -412,7 +412,7 @@ impl Tenure {
         Some(Moment((self.begun.0 / brief + 2) * brief))
     }
 
-    /// Returns when to look next whether a hold has lasted for longer than `after`. The next hold of
+    /// Returns when to check next whether a hold has lasted longer than `after`. The next hold of
     /// the tenure begins later than now.
     fn long_due(&self, after: Duration, now: Moment) -> Moment {
         let due = self.current().map(|current| current.since.after(after));
@@ -577,8 +577,8 @@ impl Tenure {
         };
     }
 
-    /// Reports how a tenure that is ending has ended, by the outcome of its release. Returns `false`
-    /// if it is in another phase: then there is nothing to report.
+    /// Reports how a tenure that is ending has ended, from the outcome of its release. Returns
+    /// `false` if it is in another phase: then there is nothing to report.
     pub(super) fn report_end<P>(
         &mut self,
         outcome: &Result<(), HoldFailure>,
