@@ -1250,8 +1250,9 @@ impl<P: Clone> Name<P> {
             match talk.take_purpose() {
                 Purpose::Recall { told: true, .. } => recalled = Some(talk.recalled_lock()),
                 Purpose::Refill(kept) => self.give_up_kept(&kept, turn),
-                // The calls behind ask again with the same ids.
-                Purpose::Acquire { others, .. } => self.note_begun(others, turn),
+                Purpose::Acquire { others, .. } => {
+                    self.reply_to_others(others, turn.now, &Err(Failure::unsent()), true, turn);
+                }
                 _ => {}
             }
             let spare = talk.spare.take();
@@ -1265,20 +1266,6 @@ impl<P: Clone> Name<P> {
         let Some((_, call)) = self.take_behind(number) else { return Next::AWAIT };
         self.end_call(&call, turn);
         Next::Done(Outcome::Left)
-    }
-
-    /// Notes that a request without a reply may have begun the holds of these calls.
-    fn note_begun(&mut self, others: Vec<Other>, turn: &mut Turn<P>) {
-        for other in others {
-            let mut behind = self.behind.iter_mut().flat_map(|behind| behind.iter_mut());
-            match behind.find(|call| call.number == other.number) {
-                Some(call) => call.may_begin = true,
-                // It has got a permit of this process since.
-                None if other.is_served => self.doubt(other.hold, other.lease, true, turn),
-                // Its hold is cleaned up already.
-                None => {}
-            }
-        }
     }
 
     /// Removes a call behind the first, and returns it with its place.
