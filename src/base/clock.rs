@@ -5,6 +5,7 @@
 //! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries. On Windows,
 //! where both use the same clock, it does.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 #[cfg(all(test, unix, not(leasehold_shuttle)))]
@@ -88,6 +89,25 @@ impl Moment {
     /// Returns the time until this moment, or zero if it has passed.
     pub(crate) fn left(self) -> Duration {
         self.since(Self::now())
+    }
+}
+
+/// A moment that threads share; at first [`Moment::FIRST`].
+pub(crate) struct AtomicMoment(AtomicU64);
+
+impl Default for AtomicMoment {
+    fn default() -> Self {
+        Self(AtomicU64::new(Moment::FIRST.0))
+    }
+}
+
+impl AtomicMoment {
+    pub(crate) fn get(&self) -> Moment {
+        Moment(self.0.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn set(&self, moment: Moment) {
+        self.0.store(moment.0, Ordering::SeqCst);
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::{self, Moment};
+use crate::base::clock::{self, AtomicMoment, Moment};
 use crate::base::maps::RandomState;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait_while, wake_all};
 use crate::base::{fnv, shrink};
@@ -53,7 +53,7 @@ pub(crate) struct Names {
     listening: AtomicBool,
     /// When messages ceased to arrive, or arrived again after that; [`Moment::FIRST`] if they never
     /// ceased.
-    interrupted: AtomicU64,
+    interrupted: AtomicMoment,
     /// The locks of this client that others have asked for, and that it had kept without using them
     /// again.
     recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled, RandomState>>,
@@ -93,7 +93,7 @@ impl Names {
             shards: Default::default(),
             closed: AtomicBool::default(),
             listening: AtomicBool::default(),
-            interrupted: AtomicU64::new(Moment::FIRST.0),
+            interrupted: AtomicMoment::default(),
             recalled: parking_lot::Mutex::default(),
             sleepers: Mutex::default(),
             changed: Condvar::default(),
@@ -183,8 +183,8 @@ impl Names {
         let mut sleepers = self.sleepers.lock();
         // Under that lock: a thread that waits for the first attempt misses no signal.
         let listened = self.listening.swap(listening, Ordering::SeqCst);
-        if listened || listening && self.interrupted.load(Ordering::SeqCst) != Moment::FIRST.0 {
-            self.interrupted.store(Moment::now().0, Ordering::SeqCst);
+        if listened || listening && self.interrupted.get() != Moment::FIRST {
+            self.interrupted.set(Moment::now());
         }
         sleepers.has_tried = true;
         wake_all(&self.changed);
@@ -200,7 +200,7 @@ impl Names {
     /// Returns `true` if messages of other clients may have been missed a moment ago: for that long
     /// servers keep the places of clients that do not listen again yet.
     pub(crate) fn has_missed_messages(&self) -> bool {
-        let interrupted = Moment(self.interrupted.load(Ordering::SeqCst));
+        let interrupted = self.interrupted.get();
         interrupted != Moment::FIRST && interrupted.elapsed() < PLACES_ARE_KEPT
     }
 
@@ -750,7 +750,7 @@ pub(super) mod tests {
             assert_eq!(names.has_missed_messages(), missed, "{listening}");
         }
         let past = Moment::now().before(PLACES_ARE_KEPT);
-        names.interrupted.store(past.0, Ordering::SeqCst);
+        names.interrupted.set(past);
         assert!(!names.has_missed_messages());
     }
 

@@ -6,12 +6,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{AtomicMoment, Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::receive;
 use crate::protocol::hold::Hold;
@@ -37,29 +36,16 @@ const PAYMENTS: u32 = 20;
 pub(crate) struct Renewer {
     queue: Sender<Message>,
     wake: Sender<()>,
-    wake_time: Arc<WakeTime>,
+    /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
+    wake_time: Arc<AtomicMoment>,
 }
 
 /// The receiving end, for the thread.
 pub(super) struct Incoming {
     pub(super) queue: Receiver<Message>,
     woken: Receiver<()>,
-    wake_time: Arc<WakeTime>,
-}
-
-/// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
-struct WakeTime {
-    at: AtomicU64,
-}
-
-impl WakeTime {
-    fn get(&self) -> Moment {
-        Moment(self.at.load(Ordering::SeqCst))
-    }
-
-    fn set(&self, at: Moment) {
-        self.at.store(at.0, Ordering::SeqCst);
-    }
+    /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
+    wake_time: Arc<AtomicMoment>,
 }
 
 /// The messages to the thread.
@@ -93,7 +79,7 @@ pub(super) struct Shutdown {
 pub(super) fn channel() -> (Renewer, Incoming) {
     let (sender, receiver) = unbounded();
     let (wake, woken) = bounded(1);
-    let wake_time = Arc::new(WakeTime { at: AtomicU64::new(Moment::FIRST.0) });
+    let wake_time = Arc::<AtomicMoment>::default();
     let incoming = Incoming { queue: receiver, woken, wake_time: wake_time.clone() };
     (Renewer { queue: sender, wake, wake_time }, incoming)
 }
@@ -323,7 +309,7 @@ mod tests {
     use crate::store::request::{Change, HoldReply};
 
     use parking_lot::Mutex;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     /// Gives each job the outcome that a function returns for the number of jobs before it.
